@@ -1,0 +1,134 @@
+"""Puts an engine together from its configuration: model, KV pool, scheduler. The one place that knows all parts."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from engine.attention import PagedAttention, new_pool
+from engine.cache.paged import PagedKV
+from engine.cache.prefix import HashedPrefix, NoPrefix
+from engine.catalogue import resolve
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.errors import ConfigError
+from engine.inputs import InputBuilder
+from engine.intake import Limits
+from engine.model import Decoder, Loader, Model
+from engine.model_config import ModelConfig, read_config
+from engine.runner import ModelRunner
+from engine.scheduler import Scheduler
+from engine.timing import StepTimer
+from engine.weights import DummySource, SafetensorsSource, WeightSource
+from kernels.backend import Backend, choose_backend
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where and how the model computes."""
+
+    device: torch.device
+    dtype: torch.dtype
+    backend: Backend
+
+
+def build_core(config: EngineConfig, clock: Callable[[], float]) -> EngineCore:
+    """Raises ConfigError if the model cannot be had, does not fit, or the device is not there."""
+    folder = resolve(config.model, config.model_cache.expanduser())
+    model_config = read_config(folder)
+    device = _device(config, model_config)
+    max_model_len = _max_model_len(config, model_config)
+    model = _load_model(config, folder, model_config, device, max_model_len)
+    num_blocks = _num_blocks(config, model_config, device, max_model_len)
+    kv = PagedKV(num_blocks, config.cache.block_size, HashedPrefix() if config.cache.prefix else NoPrefix())
+    timer = StepTimer(clock)
+    eos = model_config.eos_token_ids
+    runner = ModelRunner(
+        model,
+        _pool(config, model_config, device, num_blocks),
+        InputBuilder(config.policy.max_num_seqs, kv.blocks_for(max_model_len), kv.block_size, device.device),
+        eos,
+        timer,
+    )
+    limits = Limits(max_model_len, kv.capacity, model_config.vocab_size, eos)
+    scheduler = Scheduler(config.policy, kv, eos, evict_every_steps=config.evict_every_steps)
+    return EngineCore(scheduler, runner, limits, timer)
+
+
+def _device(config: EngineConfig, model_config: ModelConfig) -> Device:
+    device = torch.device(config.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but torch sees no GPU here. Write device: cpu.", param="device")
+    threads = config.threads or torch.get_num_threads()
+    torch.set_num_threads(threads)
+    dtype = getattr(torch, config.dtype)
+    return Device(device, dtype, choose_backend(device, dtype, model_config.head_dim, threads))
+
+
+def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
+    wanted = config.max_model_len or model_config.context
+    if wanted > model_config.context:
+        raise ConfigError(
+            f"max_model_len is {wanted}, but the model was trained for {model_config.context} positions. "
+            f"Write max_model_len: {model_config.context} or less.",
+            param="max_model_len",
+        )
+    return wanted
+
+
+def _load_model(config: EngineConfig, folder: Path, model_config: ModelConfig, device: Device, positions: int) -> Model:
+    if not model_config.own or config.implementation == "transformers":
+        from engine.foreign import load_foreign  # transformers takes seconds to import: only for those who need it
+
+        return load_foreign(folder, config.load_format, device.dtype, device.device)
+    source: WeightSource
+    if config.load_format == "dummy":
+        source = DummySource(dtype=device.dtype, device=device.device)
+    else:
+        source = SafetensorsSource(folder, dtype=device.dtype, device=device.device)
+    return Decoder(Loader(model_config, source, device.backend), positions)
+
+
+def _block_bytes(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype) -> int:
+    values = 2 * model_config.layers * model_config.kv_heads * model_config.head_dim * config.cache.block_size
+    return values * dtype.itemsize
+
+
+def _num_blocks(config: EngineConfig, model_config: ModelConfig, device: Device, max_model_len: int) -> int:
+    """Blocks in the pool, block 0 included. At least one sequence of max_model_len must fit, unless asked otherwise."""
+    cache, block_bytes = config.cache, _block_bytes(config, model_config, device.dtype)
+    free = _free_bytes(device.device)
+    blocks = cache.num_blocks or int(free * cache.memory_fraction) // block_bytes
+    if blocks * block_bytes > free:
+        raise ConfigError(
+            f"cache.num_blocks is {blocks}, which needs {_gib(blocks * block_bytes)}, but {_gib(free)} are free. "
+            f"Write at most num_blocks: {int(free * 0.9) // block_bytes}.",
+            param="cache.num_blocks",
+        )
+    needed = -(-max_model_len // cache.block_size) + 1
+    if blocks < needed:
+        raise ConfigError(
+            f"The KV pool has {blocks} blocks of {cache.block_size} tokens, too few for one sequence of "
+            f"max_model_len {max_model_len}: that takes {needed} ({_gib(needed * block_bytes)}, "
+            f"free: {_gib(free)}). Write cache.num_blocks: {needed}, a larger cache.memory_fraction, or "
+            f"max_model_len: {max(2, (blocks - 1) * cache.block_size)}.",
+            param="cache",
+        )
+    return blocks
+
+
+def _pool(config: EngineConfig, model_config: ModelConfig, device: Device, num_blocks: int) -> PagedAttention:
+    shape = (model_config.layers, num_blocks, model_config.kv_heads, model_config.head_dim, config.cache.block_size)
+    return PagedAttention(*new_pool(shape, device.dtype, device.device), device.backend)
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"

@@ -1,0 +1,106 @@
+"""Paged KV: gives requests the blocks for their next positions, all or nothing, sharing cached prefixes.
+
+Pure bookkeeping: no tensor here. The model runner reads `Request.blocks` and writes K and V there.
+"""
+
+from collections.abc import Iterable
+
+from engine.cache.blocks import BlockPool
+from engine.cache.prefix import PrefixIndex, extend_hashes
+from engine.request import Request
+
+
+class PagedKV:
+    """Blocks of `block_size` tokens out of `num_blocks`, with a prefix index to share the full ones."""
+
+    def __init__(self, num_blocks: int, block_size: int, index: PrefixIndex) -> None:
+        self.block_size = block_size
+        self._index = index
+        self._pool = BlockPool(num_blocks, index.forget)
+
+    @property
+    def room(self) -> int:
+        return self._pool.available * self.block_size
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the empty pool holds."""
+        return self._pool.usable * self.block_size
+
+    @property
+    def used_blocks(self) -> int:
+        return self._pool.usable - self._pool.available
+
+    @property
+    def usable_blocks(self) -> int:
+        return self._pool.usable
+
+    def blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
+
+    def fits(self, request: Request) -> bool:
+        prefix = request.blocks or self._find_prefix(request)
+        revived = 0 if request.blocks else sum(not self._pool.is_referenced(block) for block in prefix)
+        missing = self.blocks_for(len(request.tokens)) - len(prefix)
+        return missing + revived <= self._pool.available
+
+    def reserve(self, request: Request, limit: int) -> int:
+        if request.blocks:
+            return self._grow(request, limit)
+        return self._admit(request, limit)
+
+    def publish(self, request: Request, computed: int) -> None:
+        full = computed // self.block_size
+        if full <= request.published:
+            return
+        extend_hashes(request.hashes, request.tokens, self.block_size)
+        for position in range(request.published, full):
+            block = request.blocks[position]
+            if self._index.add(request.hashes[position], block):
+                self._pool.mark_findable(block)
+        request.published = full
+
+    def release(self, request: Request) -> None:
+        self._pool.drop(request.blocks)
+        request.blocks = []
+        request.computed = request.published = 0
+
+    def check(self, holders: Iterable[Request]) -> None:
+        """Conservation: the pool's references are exactly those of `holders`."""
+        self._pool.check()
+        held: set[int] = set()
+        for request in holders:
+            assert len(request.blocks) == len(set(request.blocks)), "a request holds a block twice"
+            assert request.computed <= len(request.blocks) * self.block_size
+            held.update(request.blocks)
+        assert len(held) == self.used_blocks, "blocks leaked or were given away twice"
+
+    def _admit(self, request: Request, limit: int) -> int:
+        """Holds the prefix before judging whether the rest fits: a block is either a hit or free, never both."""
+        prefix = self._find_prefix(request)
+        self._pool.hold(prefix)
+        request.blocks = prefix
+        request.published = len(prefix)
+        request.computed = len(prefix) * self.block_size
+        granted = self._grow(request, limit)
+        if not granted:
+            self.release(request)
+        elif not request.evictions:
+            request.cached = request.computed
+        return granted
+
+    def _grow(self, request: Request, limit: int) -> int:
+        granted = min(limit, request.pending)
+        missing = self.blocks_for(request.computed + granted) - len(request.blocks)
+        if missing > self._pool.available:
+            return 0
+        request.blocks += self._pool.take(max(missing, 0))
+        return granted
+
+    def _find_prefix(self, request: Request) -> list[int]:
+        """Whole blocks, and never the last position: something must be computed to sample from."""
+        if request.params.prompt_logprobs is not None:
+            return []  # each prompt position has to be run to be scored
+        extend_hashes(request.hashes, request.tokens, self.block_size)
+        most = (len(request.tokens) - 1) // self.block_size
+        return self._index.find(request.hashes[:most])

@@ -1,0 +1,52 @@
+"""The engine's configuration: frozen, validated once, never written back. Derived sizes are values of their own."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from engine.policies import PolicyConfig
+from engine.policies.preemption import Preemption
+
+TILE = 16
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class CacheConfig(Frozen):
+    """The paged KV pool. `num_blocks` wins over `memory_fraction`, the share of free memory that the pool takes."""
+
+    block_size: int = Field(16, ge=TILE, le=256, description="tokens per block, a multiple of 16")
+    num_blocks: int | None = Field(None, ge=2, description="blocks in the pool; block 0 is never handed out")
+    memory_fraction: float = Field(0.5, gt=0.0, lt=1.0)
+    prefix: bool = Field(True, description="keep computed blocks findable for later prompts")
+
+    @field_validator("block_size")
+    @classmethod
+    def _whole_tiles(cls, value: int) -> int:
+        if value % TILE:
+            raise ValueError(f"must be a multiple of {TILE}, e.g. {value // TILE * TILE or TILE}")
+        return value
+
+
+class EngineConfig(Frozen):
+    """Everything one engine needs to start.
+
+    `model` is a catalogue name, a local folder with safetensors, a hub id or a .gguf file. `max_model_len` None means
+    the model's own context. `threads` None means all cores. `evict_every_steps` k > 0 evicts a running request every
+    k steps: a testing device that must change no token.
+    """
+
+    model: str = "smollm2-135m-instruct"
+    model_cache: Path = Path("~/.cache/sluice")
+    load_format: Literal["auto", "dummy"] = "auto"
+    implementation: Literal["auto", "transformers"] = "auto"
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+    max_model_len: int | None = Field(None, ge=2)
+    cache: CacheConfig = CacheConfig()
+    policy: PolicyConfig = Preemption()
+    threads: int | None = Field(None, ge=1)
+    evict_every_steps: int = Field(0, ge=0)

@@ -1,0 +1,101 @@
+"""The engine on a thread of its own: receive, step, publish, for ever. Its verbs may be called from any thread."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+
+from engine.contract import Policy
+from engine.core import EngineCore, EngineStats
+from engine.intake import check
+from engine.request import FinishReason, Output, SamplingParams
+
+logger = logging.getLogger(__name__)
+Command = Callable[[], None]
+
+
+class EngineLoop:
+    """`publish` is called on the engine's thread, once per step, with that step's outputs of all requests."""
+
+    def __init__(self, core: EngineCore, publish: Callable[[list[Output]], None]) -> None:
+        self._core = core
+        self._publish = publish
+        self._inbox: SimpleQueue[Command] = SimpleQueue()
+        self._stopping = False
+        self._last_step = time.monotonic()
+        self._stats = core.stats()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends after the step in progress. Open requests get no further output."""
+        self._inbox.put(self._stop)
+        self._thread.join()
+
+    def submit(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
+        """Raises RequestError at once if the request could never run."""
+        check(prompt, params, self._core.limits)
+        self._inbox.put(lambda: self._core.add(request_id, prompt, params))
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Unknown and finished ids are ignored. No output follows for the others."""
+        ids = list(request_ids)
+        self._inbox.put(lambda: self._abort(ids))
+
+    def set_policy(self, policy: Policy) -> None:
+        self._inbox.put(lambda: self._core.set_policy(policy))
+
+    def stats(self) -> EngineStats:
+        """As of the last step. `last_step_age_s` counts while work waits and is 0 when there is none."""
+        stats = self._stats
+        busy = stats.running + stats.waiting > 0 or not self._inbox.empty()
+        return replace(stats, last_step_age_s=time.monotonic() - self._last_step if busy else 0.0)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._receive()
+            if self._core.has_work and not self._stopping:
+                self._step()
+            self._stats = self._core.stats()
+
+    def _receive(self) -> None:
+        """All commands that are there; waits for one when there is nothing to do."""
+        if not self._core.has_work:
+            self._inbox.get()()
+            self._last_step = time.monotonic()
+        while True:
+            try:
+                self._inbox.get_nowait()()
+            except Empty:
+                return
+
+    def _step(self) -> None:
+        try:
+            outputs = self._core.step()
+        except Exception:  # the loop must live: one failed step ends its requests, not the engine
+            logger.exception("A step failed; its requests end with an error and the engine goes on.")
+            outputs = self._fail_all()
+        self._last_step = time.monotonic()
+        if outputs:
+            self._publish(outputs)
+
+    def _fail_all(self) -> list[Output]:
+        message = "The engine failed while it computed this request; its log has the cause. Send it again."
+        return [
+            Output(request_id, finish_reason=FinishReason.ERROR, error=message) for request_id in self._core.abort_all()
+        ]
+
+    def _abort(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            self._core.abort(request_id)
+
+    def _stop(self) -> None:
+        self._stopping = True

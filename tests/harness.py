@@ -1,0 +1,58 @@
+"""An engine core around the token memory: scheduler, policy and cache as they are served, without a model."""
+
+from collections.abc import Sequence
+
+from engine.cache.paged import PagedKV
+from engine.cache.prefix import HashedPrefix, NoPrefix, PrefixIndex
+from engine.core import EngineCore
+from engine.intake import Limits
+from engine.policies import PolicyConfig, Preemption
+from engine.request import Output, SamplingParams
+from engine.scheduler import Scheduler
+from engine.timing import StepTimer
+from tests.fakes import EOS, VOCAB, TokenMemory
+
+
+class Harness:
+    """Steps one at a time and checks conservation after each."""
+
+    def __init__(  # noqa: PLR0913
+        self,
+        policy: PolicyConfig | None = None,
+        *,
+        num_blocks: int = 33,
+        block_size: int = 16,
+        max_model_len: int = 512,
+        prefix: bool = False,
+        evict_every_steps: int = 0,
+    ) -> None:
+        index: PrefixIndex = HashedPrefix() if prefix else NoPrefix()
+        self.kv = PagedKV(num_blocks, block_size, index)
+        self.scheduler = Scheduler(policy or Preemption(), self.kv, (EOS,), evict_every_steps=evict_every_steps)
+        self.memory = TokenMemory(num_blocks, block_size)
+        limits = Limits(max_model_len, self.kv.capacity, VOCAB, (EOS,))
+        self.core = EngineCore(self.scheduler, self.memory, limits, StepTimer(lambda: 0.0))
+        self.tokens: dict[str, list[int]] = {}
+        self.last: dict[str, Output] = {}
+
+    def add(self, request_id: str, prompt: Sequence[int], max_tokens: int = 16, **options: bool) -> None:
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, **options)  # type: ignore[arg-type]
+        self.core.add(request_id, prompt, params)
+        self.tokens[request_id] = []
+
+    def step(self) -> list[tuple[str, int, int]]:
+        """What ran: (request, start, length) in order; empty if nothing could."""
+        before = len(self.memory.steps)
+        for output in self.core.step():
+            self.tokens[output.request_id] += output.tokens
+            self.last[output.request_id] = output
+        self.scheduler.check()
+        return self.memory.steps[-1] if len(self.memory.steps) > before else []
+
+    def run(self, most_steps: int = 10_000) -> None:
+        for _ in range(most_steps):
+            if not self.core.has_work:
+                break
+            assert self.step(), "requests wait and nothing runs"
+        assert not self.core.has_work, "not finished in time"
+        assert self.kv.used_blocks == 0, "blocks leaked"
