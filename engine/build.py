@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -36,8 +37,8 @@ class Device:
 
 def build_core(config: EngineConfig, clock: Callable[[], float]) -> EngineCore:
     """Raises ConfigError if the model cannot be had, does not fit, or the device is not there."""
-    folder = resolve(config.model, config.model_cache.expanduser())
-    model_config = read_config(folder)
+    folder = resolve(config.model, config.model_cache, weights=config.load_format != "dummy")
+    model_config = read_config(folder, _translate)
     device = _device(config, model_config)
     max_model_len = _max_model_len(config, model_config)
     model = _load_model(config, folder, model_config, device, max_model_len)
@@ -89,6 +90,12 @@ def _load_model(config: EngineConfig, folder: Path, model_config: ModelConfig, d
     else:
         source = SafetensorsSource(folder, dtype=device.dtype, device=device.device)
     return Decoder(Loader(model_config, source, device.backend), positions)
+
+
+def _translate(folder: Path) -> dict[str, Any]:
+    from engine.foreign import translate
+
+    return translate(folder)
 
 
 def _block_bytes(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype) -> int:

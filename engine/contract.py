@@ -74,11 +74,26 @@ class KVCache(Protocol):
 class Step(Protocol):
     """One step in the making, as a policy sees it."""
 
-    waiting: Sequence[Request]
-    running: Sequence[Request]
-    kv: KVCache
-    tokens: int
-    evicted: Sequence[Request]
+    @property
+    def waiting(self) -> Sequence[Request]:
+        """In order of arrival, evicted requests first."""
+        ...
+
+    @property
+    def running(self) -> Sequence[Request]:
+        """In order of admission."""
+        ...
+
+    @property
+    def kv(self) -> KVCache: ...
+
+    @property
+    def tokens(self) -> int:
+        """Granted so far in this step."""
+        ...
+
+    @property
+    def evicted(self) -> Sequence[Request]: ...
 
     def run(self, request: Request, limit: int) -> bool:
         """Grant up to `limit` tokens of the request's pending ones. False: no room, nothing changed."""

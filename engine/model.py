@@ -29,22 +29,19 @@ class Tokens:
 
 
 class Model(Protocol):
-    def forward(self, tokens: Tokens, attend: PagedAttention) -> Tensor:
-        """Last hidden states [T, E], normalised."""
-        ...
-
-    def logits(self, hidden_RE: Tensor) -> Tensor:
-        """[R, V]; only for the rows that need them."""
+    def forward(self, tokens: Tokens, rows_R: Tensor, attend: PagedAttention) -> Tensor:
+        """Runs all T tokens; returns the logits [R, V] of those rows that need them."""
         ...
 
 
 class RMSNorm:
-    def __init__(self, weight: Tensor, eps: float) -> None:
+    def __init__(self, weight: Tensor, eps: float, backend: Backend) -> None:
         self._weight = weight
         self._eps = eps
+        self._backend = backend
 
     def __call__(self, x: Tensor) -> Tensor:
-        return functional.rms_norm(x, self._weight.shape, self._weight, self._eps)
+        return self._backend.rms_norm(x, self._weight, self._eps)
 
 
 class Loader:
@@ -56,7 +53,7 @@ class Loader:
         self.backend = backend
 
     def norm(self, name: str, size: int) -> RMSNorm:
-        return RMSNorm(self.source.get(f"{name}.weight", (size,)), self.config.norm_eps)
+        return RMSNorm(self.source.get(f"{name}.weight", (size,)), self.config.norm_eps, self.backend)
 
     def fused_linear(self, names: list[str], outputs: list[int], inputs: int, bias: bool) -> Linear:
         """Several linears of the same input as one, their outputs side by side."""
@@ -91,7 +88,7 @@ class Attention:
         self, x_TE: Tensor, rope: tuple[Tensor, Tensor], batch: AttentionBatch, attend: PagedAttention
     ) -> Tensor:
         qkv_TXD = self._qkv(x_TE).view(x_TE.shape[0], -1, self._dim)
-        q_THD, k_TGD, v_TGD = qkv_TXD.split([self._heads, self._groups, self._groups], dim=1)
+        q_THD, k_TGD, v_TGD = torch.split(qkv_TXD, [self._heads, self._groups, self._groups], dim=1)
         q_THD, k_TGD = self._q_norm(q_THD), self._k_norm(k_TGD)
         self._backend.rotate(q_THD, *rope)
         self._backend.rotate(k_TGD, *rope)
@@ -133,7 +130,7 @@ class Layer:
 
 
 class Decoder:
-    """Embeds, runs the layers, normalises; `logits` is apart so that only rows that sample pay for the head."""
+    """Embeds, runs the layers, and pays for norm and head only on the rows that are asked for."""
 
     def __init__(self, load: Loader, positions: int) -> None:
         config = load.config
@@ -146,12 +143,9 @@ class Decoder:
             self._head = load.linear("lm_head", config.vocab_size, config.hidden)
         self._cos_PF, self._sin_PF = rope_tables(config, positions, self._embedding_VE.device)
 
-    def forward(self, tokens: Tokens, attend: PagedAttention) -> Tensor:
+    def forward(self, tokens: Tokens, rows_R: Tensor, attend: PagedAttention) -> Tensor:
         x_TE = self._embedding_VE[tokens.id_T]
         rope = self._cos_PF[tokens.position_T], self._sin_PF[tokens.position_T]
         for layer in self._layers:
             x_TE = layer(x_TE, rope, tokens.batch, attend)
-        return self._norm(x_TE)
-
-    def logits(self, hidden_RE: Tensor) -> Tensor:
-        return self._head(hidden_RE)
+        return self._head(self._norm(x_TE[rows_R]))

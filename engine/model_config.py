@@ -1,6 +1,7 @@
 """The shape of a decoder, read from a model folder's config.json. No torch here."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,20 +42,26 @@ class ModelConfig:
         scaling = self.rope_scaling.get("rope_type", "default")
         plain = self.raw.get("hidden_act", "silu") == "silu" and not self.raw.get("mlp_bias", False)
         mixed = len(set(self.raw.get("layer_types") or ["full_attention"])) > 1
+        plain = plain and self.raw.get("partial_rotary_factor", 1.0) == 1.0
         return self.architecture in OWN_ARCHITECTURES and plain and not mixed and scaling in OWN_ROPE_TYPES
 
 
-def read_config(folder: Path) -> ModelConfig:
-    """Raises ConfigError if the folder has no readable config.json."""
+def read_config(folder: Path, translate: Callable[[Path], dict[str, Any]]) -> ModelConfig:
+    """Raises ConfigError if the folder has no readable config.json.
+
+    Other architectures have other names for the same sizes; `translate` reads them with transformers.
+    """
     path = folder / "config.json"
     try:
         raw = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"model: {path} cannot be read ({error}). Give a folder with config.json.") from None
+    if not OWN_ARCHITECTURES.intersection(raw.get("architectures") or ()):
+        raw = translate(folder)
     try:
         return _parse(raw, _eos_token_ids(folder, raw))
-    except KeyError as error:
-        raise ConfigError(f"model: {path} has no {error}; is this the config.json of a decoder?") from None
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"model: {path} lacks {error}; is this the config.json of a decoder?") from None
 
 
 def _parse(raw: dict[str, Any], eos_token_ids: tuple[int, ...]) -> ModelConfig:

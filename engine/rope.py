@@ -21,20 +21,20 @@ def rope_tables(config: ModelConfig, positions: int, device: torch.device) -> tu
 def _default(config: ModelConfig) -> Tensor:
     """Su et al., 2021: theta ** (-2i / D) radians per position for pair i."""
     exponent_F = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
-    return 1.0 / config.rope_theta**exponent_F  # type: ignore[no-any-return]
+    return torch.pow(config.rope_theta, exponent_F).reciprocal()
 
 
 def _linear(config: ModelConfig) -> Tensor:
-    return _default(config) / config.rope_scaling["factor"]  # type: ignore[no-any-return]
+    return _default(config) / float(config.rope_scaling["factor"])
 
 
 def _llama3(config: ModelConfig) -> Tensor:
     """Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, those between blended."""
     scaling, frequency_F = config.rope_scaling, _default(config)
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    turns_F = scaling["original_max_position_embeddings"] * frequency_F / (2 * math.pi)
+    low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
+    turns_F = frequency_F * float(scaling["original_max_position_embeddings"]) / (2 * math.pi)
     keep_F = ((turns_F - low) / (high - low)).clamp(0.0, 1.0)
-    return (1 - keep_F) * frequency_F / scaling["factor"] + keep_F * frequency_F
+    return (1 - keep_F) * frequency_F / float(scaling["factor"]) + keep_F * frequency_F
 
 
 SCALINGS = {"default": _default, "linear": _linear, "llama3": _llama3}

@@ -1,9 +1,9 @@
 """The executor that owns the model: one forward pass over a step's chunks, then sampling.
 
-Shapes: T tokens of this step, R rows that need logits, E hidden size, V vocabulary.
+Shapes: R rows that need logits, V vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,8 +16,6 @@ from engine.model import Model
 from engine.request import Logprob, Request
 from engine.sampler import Row, logprobs, sample
 from engine.timing import StepTimer
-
-SCORED_ROWS = 64  # prompt positions scored at once: 64 rows of a 49,152-word vocabulary are 12 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +37,26 @@ class ModelRunner:
     def _run(self, chunks: Sequence[Chunk]) -> Sampled:
         with self.timer.part("prepare"):
             tokens = self.inputs.build(chunks)
+            sampling = [chunk for chunk in chunks if chunk.samples]
+            rows = _rows(tokens.batch.query_starts, chunks)
+            rows_R = torch.tensor(rows, dtype=torch.int64, device=tokens.id_T.device)
         with self.timer.part("forward"):
-            hidden_TE = self.model.forward(tokens, self.attend)
-            ends = [start + chunk.length - 1 for start, chunk in zip(tokens.batch.query_starts, chunks, strict=False)]
-            sampling = [index for index, chunk in enumerate(chunks) if chunk.samples]
-            logits_RV = self.model.logits(hidden_TE[[ends[index] for index in sampling]]) if sampling else None
+            logits_RV = self.model.forward(tokens, rows_R, self.attend)
         with self.timer.part("sample"):
-            requests = [chunks[index].request for index in sampling]
-            sampled = self._sample(logits_RV, requests) if logits_RV is not None else Sampled([])
-            sampled.prompt_logprobs = self._score_prompts(hidden_TE, tokens.batch.query_starts, chunks)
+            sampled = self._sample(logits_RV[: len(sampling)], [chunk.request for chunk in sampling])
+            sampled.prompt_logprobs = _score_prompts(logits_RV[len(sampling) :], chunks)
         return sampled
 
     def _sample(self, logits_RV: Tensor, requests: list[Request]) -> Sampled:
+        if not requests:
+            return Sampled([])
         wanted = [index for index, request in enumerate(requests) if request.params.logprobs is not None]
         believed_RV = logits_RV[wanted]  # before bans change the logits
         tokens = sample(logits_RV, [self._row(request) for request in requests])
+        if not wanted:
+            return Sampled(tokens)
         counts = [requests[index].params.logprobs or 0 for index in wanted]
-        entries = logprobs(believed_RV, [tokens[index] for index in wanted], counts) if wanted else []
+        entries = logprobs(believed_RV, [tokens[index] for index in wanted], counts)
         ids = [requests[index].id for index in wanted]
         return Sampled(tokens, dict(zip(ids, entries, strict=True)))
 
@@ -66,23 +67,32 @@ class ModelRunner:
             banned = (() if params.ignore_eos else self.eos_token_ids) + params.stop_token_ids
         return Row(params, len(request.tokens), banned)
 
-    def _score_prompts(
-        self, hidden_TE: Tensor, query_starts: Iterable[int], chunks: Sequence[Chunk]
-    ) -> dict[str, list[Logprob]]:
-        scored = {}
-        for first_row, chunk in zip(query_starts, chunks, strict=False):
-            request = chunk.request
-            end = min(chunk.end, request.prompt_len - 1)
-            if request.params.prompt_logprobs is not None and chunk.start < end:
-                rows_RE = hidden_TE[first_row : first_row + end - chunk.start]
-                next_tokens = request.tokens[chunk.start + 1 : end + 1]
-                scored[request.id] = self._score(rows_RE, next_tokens, request.params.prompt_logprobs)
-        return scored
 
-    def _score(self, hidden_RE: Tensor, tokens: list[int], count: int) -> list[Logprob]:
-        entries: list[Logprob] = []
-        for start in range(0, len(tokens), SCORED_ROWS):
-            some = tokens[start : start + SCORED_ROWS]
-            logits_RV = self.model.logits(hidden_RE[start : start + SCORED_ROWS])
-            entries += logprobs(logits_RV, some, [count] * len(some))
-        return entries
+def _scored(chunk: Chunk) -> range:
+    """The positions of a chunk that predict a prompt token whose log probability is wanted."""
+    if chunk.request.params.prompt_logprobs is None:
+        return range(0)
+    return range(chunk.start, min(chunk.end, chunk.request.prompt_len - 1))
+
+
+def _rows(query_starts: Sequence[int], chunks: Sequence[Chunk]) -> list[int]:
+    """Rows of the step that need logits: the last of each chunk that samples, then the scored prompt positions."""
+    starts = list(zip(query_starts, chunks, strict=False))
+    rows = [start + chunk.length - 1 for start, chunk in starts if chunk.samples]
+    for start, chunk in starts:
+        rows += [start + position - chunk.start for position in _scored(chunk)]
+    return rows
+
+
+def _score_prompts(logits_RV: Tensor, chunks: Sequence[Chunk]) -> dict[str, list[Logprob]]:
+    scored = {}
+    row = 0
+    for chunk in chunks:
+        positions = _scored(chunk)
+        if positions:
+            request = chunk.request
+            following = request.tokens[positions.start + 1 : positions.stop + 1]
+            counts = [request.params.prompt_logprobs or 0] * len(positions)
+            scored[request.id] = logprobs(logits_RV[row : row + len(positions)], following, counts)
+            row += len(positions)
+    return scored

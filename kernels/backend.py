@@ -22,6 +22,10 @@ class Backend(Protocol):
         """A function of x [M, K] that returns x · Wᵀ + bias, [M, N]. It may keep the weight in a layout of its own."""
         ...
 
+    def rms_norm(self, x: Tensor, weight_K: Tensor, eps: float) -> Tensor:
+        """x / sqrt(mean(x²) + eps) · weight over the last dimension, of size K."""
+        ...
+
     def rotate(self, x_THD: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> None:
         """Rotary position embedding in place; F = D / 2 frequencies."""
         ...
@@ -36,10 +40,13 @@ class Backend(Protocol):
 
 
 class TorchBackend:
-    """Any device, any type, any head dim: the reference kernels. Its linears may depend on the batch in the last bit."""
+    """Any device, type and head dim: the reference kernels. Linears may depend on the batch in the last bit."""
 
     def linear(self, weight_NK: Tensor, bias_N: Tensor | None = None) -> Linear:
         return lambda x_MK: functional.linear(x_MK, weight_NK, bias_N)
+
+    def rms_norm(self, x: Tensor, weight_K: Tensor, eps: float) -> Tensor:
+        return functional.rms_norm(x, weight_K.shape, weight_K, eps)
 
     def rotate(self, x_THD: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> None:
         first, second = x_THD.chunk(2, dim=-1)
@@ -73,6 +80,12 @@ class CpuBackend:
         if bias_N is not None:
             bias[:outputs] = bias_N
         return _PackedLinear(packed, bias, outputs, self._kernels.linear, self._workers)
+
+    def rms_norm(self, x: Tensor, weight_K: Tensor, eps: float) -> Tensor:
+        x_MK = x.reshape(-1, x.shape[-1]).contiguous()
+        out_MK = torch.empty_like(x_MK)
+        self._kernels.rms_norm(x_MK.numpy(), weight_K.numpy(), eps, out_MK.numpy())
+        return out_MK.view(x.shape)
 
     def rotate(self, x_THD: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> None:
         self._kernels.rotate(x_THD.numpy(), cos_TF.numpy(), sin_TF.numpy())

@@ -20,7 +20,7 @@ HIDDEN = np.float32(-np.inf)
 _tile1, _tile2, _tile3, _tile4, _tile5, _tile6 = (multiply_add(rows) for rows in range(1, MOST_ROWS + 1))
 
 
-@njit(inline="always")  # type: ignore[untyped-decorator]
+@njit(inline="always")
 def _multiply_rows(rows: int, a: int, a_row: int, b: int, b_row: int, c: int, c_row: int, depth: int) -> None:
     if rows == 6:
         _tile6(a, a_row, b, b_row, c, c_row, depth)
@@ -36,7 +36,7 @@ def _multiply_rows(rows: int, a: int, a_row: int, b: int, b_row: int, c: int, c_
         _tile5(a, a_row, b, b_row, c, c_row, depth)
 
 
-@njit("void(f4[:,::1], f4[:,:,::1], f4[::1], f4[:,::1], i8)", parallel=True, cache=True)  # type: ignore[untyped-decorator]
+@njit("void(f4[:,::1], f4[:,:,::1], f4[::1], f4[:,::1], i8)", parallel=True, cache=True)
 def linear(x_MK: Any, packed: Any, bias_N: Any, out_MN: Any, workers: int) -> None:
     """out = x · Wᵀ + bias. Each worker owns a range of output columns and streams its weights once a panel."""
     rows, depth = x_MK.shape
@@ -67,7 +67,7 @@ def linear(x_MK: Any, packed: Any, bias_N: Any, out_MN: Any, workers: int) -> No
                         )
 
 
-@njit("void(f4[:,:,:], f4[:,:,:], f4[:,:,:,::1], f4[:,:,:,::1], i8[::1])", cache=True)  # type: ignore[untyped-decorator]
+@njit("void(f4[:,:,:], f4[:,:,:], f4[:,:,:,::1], f4[:,:,:,::1], i8[::1])", cache=True)
 def store_kv(k_TGD: Any, v_TGD: Any, k_NGDB: Any, v_NGBD: Any, slots_T: Any) -> None:
     size = k_NGDB.shape[3]
     for token in range(k_TGD.shape[0]):
@@ -78,7 +78,20 @@ def store_kv(k_TGD: Any, v_TGD: Any, k_NGDB: Any, v_NGBD: Any, slots_T: Any) -> 
                 v_NGBD[block, group, offset, d] = v_TGD[token, group, d]
 
 
-@njit("void(f4[:,:,:], f4[:,::1], f4[:,::1])", cache=True)  # type: ignore[untyped-decorator]
+@njit("void(f4[:,::1], f4[::1], f8, f4[:,::1])", cache=True)
+def rms_norm(x_MK: Any, weight_K: Any, eps: float, out_MK: Any) -> None:
+    """out = x / sqrt(mean(x²) + eps) · weight, row by row."""
+    rows, size = x_MK.shape
+    for row in range(rows):
+        squares = np.float32(0.0)
+        for k in range(size):
+            squares += x_MK[row, k] * x_MK[row, k]
+        scale = np.float32(1.0) / np.sqrt(squares / np.float32(size) + np.float32(eps))
+        for k in range(size):
+            out_MK[row, k] = x_MK[row, k] * scale * weight_K[k]
+
+
+@njit("void(f4[:,:,:], f4[:,::1], f4[:,::1])", cache=True)
 def rotate(x_THD: Any, cos_TF: Any, sin_TF: Any) -> None:
     """Rotary position embedding in place: the pair (i, i + D/2) turns by the angle of frequency i."""
     half = cos_TF.shape[1]
@@ -90,7 +103,7 @@ def rotate(x_THD: Any, cos_TF: Any, sin_TF: Any) -> None:
                 x_THD[token, head, i + half] = second * cos_TF[token, i] + first * sin_TF[token, i]
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def _score(q: int, scores: int, k_NGDB: Any, table_M: Any, group: int, rows: int, first: int, last: int) -> None:
     """scores[rows, span] = q[rows, D] · K of blocks first … last - 1."""
     groups, dim, size = k_NGDB.shape[1:]
@@ -112,7 +125,7 @@ def _score(q: int, scores: int, k_NGDB: Any, table_M: Any, group: int, rows: int
                 )
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def _blend(weights: int, out: int, v_NGBD: Any, table_M: Any, group: int, rows: int, first: int, last: int) -> None:
     """out[rows, D] += weights[rows, span] · V of blocks first … last - 1, block after block."""
     groups, size, dim = v_NGBD.shape[1:]
@@ -133,8 +146,8 @@ def _blend(weights: int, out: int, v_NGBD: Any, table_M: Any, group: int, rows: 
                 )
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _softmax_row(scores_S: Any, visible_from: int, visible_to: int, soft_cap: float) -> float:
+@njit(cache=True)
+def _softmax_row(scores_S: Any, visible_from: int, visible_to: int, soft_cap: float) -> Any:
     """exp(score - largest) in place over the visible positions, 0 elsewhere; returns the sum."""
     if soft_cap > 0:
         for i in range(visible_from, visible_to):
@@ -142,10 +155,10 @@ def _softmax_row(scores_S: Any, visible_from: int, visible_to: int, soft_cap: fl
     scores_S[:visible_from] = HIDDEN
     scores_S[visible_to:] = HIDDEN
     count = scores_S.shape[0]
-    return exponentiate(scores_S.ctypes.data, count, largest(scores_S.ctypes.data, count))  # type: ignore[no-any-return]
+    return exponentiate(scores_S.ctypes.data, count, largest(scores_S.ctypes.data, count))
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def _attend_tile(
     q_THD: Any,
     k_NGDB: Any,
@@ -188,7 +201,7 @@ def _attend_tile(
     "void(f4[:,:,:], f4[:,:,:,::1], f4[:,:,:,::1], i4[::1], i4[::1], i4[:,::1], f4[:,:,::1], f8, i8, f8, i8)",
     parallel=True,
     cache=True,
-)  # type: ignore[untyped-decorator]
+)
 def paged_attention(
     q_THD: Any,
     k_NGDB: Any,

@@ -62,7 +62,7 @@ def multiply_add(rows: int) -> Any:
     Addresses are integers; `a_row`, `b_row`, `c_row` are the distances between rows in floats.
     """
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def tile(typing: Any, a: Any, a_row: Any, b: Any, b_row: Any, c: Any, c_row: Any, depth: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             a, a_row, b, b_row, c, c_row, depth = arguments
@@ -87,7 +87,7 @@ def multiply_add(rows: int) -> Any:
     return tile
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def largest(typing: Any, x: Any, count: Any) -> Any:
     """The largest of `count` floats at address x; `count` is a multiple of 16."""
 
@@ -108,7 +108,7 @@ def largest(typing: Any, x: Any, count: Any) -> Any:
     return types.float32(types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def exponentiate(typing: Any, x: Any, count: Any, shift: Any) -> Any:
     """x = exp(x - shift) in place for `count` floats, a multiple of 16, none above `shift`; returns their sum.
 

@@ -200,9 +200,9 @@ def test_an_eviction_does_not_count_as_a_prefix_hit() -> None:
 def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers_and_nothing_is_lost() -> None:
     engine = Harness(max_model_len=2048)
     engine.add("small", prompt(1, 14), max_tokens=6)
-    with pytest.raises(PromptTooLong, match="600 tokens.*holds 512 tokens"):
+    with pytest.raises(PromptTooLong, match=r"600 tokens.*holds 512 tokens"):
         engine.add("big", [1] * 600, max_tokens=4)
-    with pytest.raises(PromptTooLong, match="200 tokens and max_tokens is 2000.*lower max_tokens to 312"):
+    with pytest.raises(PromptTooLong, match=r"200 tokens and max_tokens is 2000.*lower max_tokens to 312"):
         engine.add("grows", [1] * 200, max_tokens=2000)
     engine.run()
     assert engine.tokens["small"] == expected_output(prompt(1, 14), 6)
