@@ -1,0 +1,150 @@
+"""Compiled CPU kernels against the reference in plain torch, and their independence of the batch, bit by bit."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import reference
+from kernels.attention_batch import AttentionBatch, AttentionSpec
+from kernels.backend import CpuBackend, TorchBackend, choose_backend
+
+CPU = CpuBackend(workers=2)
+SHAPES = [(9, 3, 64, 16), (8, 8, 64, 16), (8, 1, 128, 32), (14, 2, 80, 16), (5, 1, 96, 48)]
+SPECS = [AttentionSpec(0.125), AttentionSpec(0.1, window=20), AttentionSpec(0.1, soft_cap=5.0)]
+CHUNKS = [(1, 1), (1, 16), (1, 17), (5, 40), (33, 33), (7, 100)]
+
+
+def make_batch(chunks: list[tuple[int, int]], block_size: int, num_blocks: int) -> AttentionBatch:
+    """Chunks as (queries, context), their blocks scattered over the pool."""
+    starts = [0]
+    for queries, _ in chunks:
+        starts.append(starts[-1] + queries)
+    scattered = (torch.randperm(num_blocks - 1) + 1).tolist()
+    most = max(-(-context // block_size) for _, context in chunks)
+    tables, slots = [], []
+    for queries, context in chunks:
+        blocks = [scattered.pop() for _ in range(-(-context // block_size))]
+        tables.append(blocks + [0] * (most - len(blocks)))
+        slots += [blocks[p // block_size] * block_size + p % block_size for p in range(context - queries, context)]
+    contexts = [context for _, context in chunks]
+    return AttentionBatch(
+        starts,
+        contexts,
+        torch.tensor(starts, dtype=torch.int32),
+        torch.tensor(contexts, dtype=torch.int32),
+        torch.tensor(tables, dtype=torch.int32),
+        torch.tensor(slots),
+    )
+
+
+def make_pool(groups: int, dim: int, block_size: int, num_blocks: int = 64) -> tuple[Tensor, Tensor]:
+    return torch.randn(num_blocks, groups, dim, block_size), torch.randn(num_blocks, groups, block_size, dim)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("spec", SPECS)
+def test_paged_attention_equals_the_reference(shape: tuple[int, int, int, int], spec: AttentionSpec) -> None:
+    heads, groups, dim, size = shape
+    batch = make_batch(CHUNKS, size, 64)
+    pool = make_pool(groups, dim, size)
+    q_THD = torch.randn(batch.query_starts[-1], heads, dim)
+    torch.testing.assert_close(
+        CPU.attend(q_THD, *pool, batch, spec), reference.paged_attention(q_THD, *pool, batch, spec)
+    )
+
+
+def test_the_reference_equals_torchs_own_attention_on_a_contiguous_context() -> None:
+    batch = make_batch([(24, 24)], 16, 4)
+    k_TGD, v_TGD, q_THD = torch.randn(24, 2, 32), torch.randn(24, 2, 32), torch.randn(24, 4, 32)
+    pool = make_pool(2, 32, 16, 4)
+    reference.store_kv(k_TGD, v_TGD, *pool, batch)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q_THD.transpose(0, 1)[None],
+        k_TGD.transpose(0, 1)[None],
+        v_TGD.transpose(0, 1)[None],
+        is_causal=True,
+        scale=0.2,
+        enable_gqa=True,
+    )[0].transpose(0, 1)
+    torch.testing.assert_close(reference.paged_attention(q_THD, *pool, batch, AttentionSpec(0.2)), expected)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_attention_of_a_token_does_not_depend_on_its_chunk_or_its_neighbours(spec: AttentionSpec) -> None:
+    whole = make_batch([(50, 50)], 16, 64)
+    pool = make_pool(3, 64, 16)
+    q_THD = torch.randn(50, 9, 64)
+    together = CPU.attend(q_THD, *pool, whole, spec)
+    for first, last in [(0, 1), (1, 8), (8, 49), (49, 50)]:
+        part = AttentionBatch(
+            [0, last - first],
+            [last],
+            torch.tensor([0, last - first], dtype=torch.int32),
+            torch.tensor([last], dtype=torch.int32),
+            whole.block_tables_RM[:, : -(-last // 16)].contiguous(),
+            whole.slots_T[first:last],
+        )
+        assert torch.equal(CPU.attend(q_THD[first:last], *pool, part, spec), together[first:last])
+
+
+def test_hidden_positions_do_not_leak_into_the_result() -> None:
+    """What lies in a block behind the last position, or in the padding block 0, changes no bit."""
+    batch = make_batch([(1, 17), (1, 40)], 16, 8)
+    k_NGDB, v_NGBD = make_pool(3, 64, 16, 8)
+    q_THD = torch.randn(2, 9, 64)
+    before = CPU.attend(q_THD, k_NGDB, v_NGBD, batch, SPECS[0])
+    last = int(batch.block_tables_RM[0, 1])
+    k_NGDB[last, :, :, 1:], v_NGBD[last, :, 1:] = 1e4, -1e4
+    k_NGDB[0], v_NGBD[0] = 1e4, 1e4
+    assert torch.equal(CPU.attend(q_THD, k_NGDB, v_NGBD, batch, SPECS[0]), before)
+
+
+def test_stored_keys_and_values_land_where_the_slots_say() -> None:
+    batch = make_batch([(5, 20), (1, 3)], 16, 8)
+    k_TGD, v_TGD = torch.randn(6, 3, 64), torch.randn(6, 3, 64)
+    ours, theirs = make_pool(3, 64, 16, 8), make_pool(3, 64, 16, 8)
+    for left, right in zip(ours, theirs, strict=True):
+        right.copy_(left)
+    CPU.store_kv(k_TGD, v_TGD, *ours, batch)
+    reference.store_kv(k_TGD, v_TGD, *theirs, batch)
+    assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(576, 1536), (1536, 576), (64, 200), (33, 17)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_equals_float64_and_does_not_depend_on_the_rows_beside(inputs: int, outputs: int, bias: bool) -> None:
+    weight, bias_N = torch.randn(outputs, inputs), torch.randn(outputs) if bias else None
+    linear = CPU.linear(weight, bias_N)
+    x_MK = torch.randn(200, inputs)
+    all_rows = linear(x_MK)
+    exact = torch.nn.functional.linear(x_MK.double(), weight.double(), None if bias_N is None else bias_N.double())
+    torch.testing.assert_close(all_rows.double(), exact, atol=1e-4, rtol=1e-5)
+    for rows in (1, 2, 3, 5, 6, 7, 31, 97, 199):
+        assert torch.equal(linear(x_MK[:rows]), all_rows[:rows])
+        assert torch.equal(linear(x_MK[-rows:]), all_rows[-rows:])
+
+
+def test_norm_and_rotation_equal_plain_torch_and_do_not_depend_on_the_rows_beside() -> None:
+    plain = TorchBackend()
+    x, weight = torch.randn(40, 9, 64), torch.randn(64)
+    norm = CPU.rms_norm(x, weight, 1e-5)
+    torch.testing.assert_close(norm, plain.rms_norm(x, weight, 1e-5))
+    assert torch.equal(CPU.rms_norm(x[7:8], weight, 1e-5), norm[7:8])
+    angle_TF = torch.randn(40, 32)
+    mine, theirs = norm.clone(), norm.clone()
+    CPU.rotate(mine, angle_TF.cos(), angle_TF.sin())
+    plain.rotate(theirs, angle_TF.cos(), angle_TF.sin())
+    torch.testing.assert_close(mine, theirs)
+
+
+def test_the_compiled_kernels_are_chosen_only_where_they_are_right() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert isinstance(choose_backend(cpu, torch.float32, 64, 1), CpuBackend)
+    assert isinstance(choose_backend(cpu, torch.bfloat16, 64, 1), TorchBackend)
+    assert isinstance(choose_backend(cpu, torch.float32, 40, 1), TorchBackend)
+    assert isinstance(choose_backend(gpu, torch.float32, 64, 1), TorchBackend)
