@@ -11,7 +11,7 @@ from kernels.backend import Backend
 
 
 class PagedAttention:
-    """K blocks as [L, N, G, D, B] and V blocks as [L, N, G, B, D]; zeros at first, so that unwritten blocks are finite."""
+    """K blocks as [L, N, G, D, B] and V blocks as [L, N, G, B, D]; zeroed, so that unwritten blocks are finite."""
 
     def __init__(self, k_LNGDB: Tensor, v_LNGBD: Tensor, backend: Backend) -> None:
         self._k_LNGDB = k_LNGDB

@@ -74,7 +74,8 @@ class Request:
     """One sequence on its way through the scheduler.
 
     There is no prefill or decode state: `pending` says how far `computed` is behind `tokens`, and a step closes
-    some of that gap. `admitted_len` is the length of `tokens` when it was last admitted. `blocks`, `hashes`, `published` and `cached` belong to the KV cache.
+    some of that gap. `admitted_len` is the length of `tokens` when it was last admitted. `blocks`, `hashes`,
+    `published` and `cached` belong to the KV cache.
 
         tokens    |--------- prompt ---------|--- sampled so far ---|
         computed  |-------- KV written or in flight ------|~ pending ~|
