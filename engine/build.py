@@ -89,7 +89,21 @@ def _load_model(config: EngineConfig, folder: Path, model_config: ModelConfig, d
         source = DummySource(dtype=device.dtype, device=device.device)
     else:
         source = SafetensorsSource(folder, dtype=device.dtype, device=device.device)
-    return Decoder(Loader(model_config, source, device.backend), positions)
+    decoder = Decoder(Loader(model_config, source, device.backend), positions)
+    _check_all_used(source, model_config)
+    return decoder
+
+
+def _check_all_used(source: WeightSource, model_config: ModelConfig) -> None:
+    """A weight that nobody asked for is a part of the model that we would leave out without a word."""
+    derived = ("rotary_emb.inv_freq", *(["lm_head.weight"] if model_config.tied else []))
+    unknown = [name for name in source.unused() if not name.endswith(derived)]
+    if unknown:
+        raise ConfigError(
+            f"model: our {model_config.architecture} has no use for {len(unknown)} of its tensors, such as "
+            f"{unknown[0]}. Write implementation: transformers.",
+            param="model",
+        )
 
 
 def _translate(folder: Path) -> dict[str, Any]:

@@ -120,12 +120,12 @@ def _hint(folder: Path) -> str:
 
 def _from_hub(model: str, weights: bool, report: Report) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import EntryNotFoundError, HTTPError  # type: ignore[attr-defined]
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
     report(f"Looking up {model} on the Hugging Face hub.")
     try:
         return Path(snapshot_download(model, allow_patterns=[*SETTINGS, *(WEIGHTS if weights else ())]))
-    except (OSError, ValueError, EntryNotFoundError, HTTPError) as error:
+    except (OSError, ValueError, HTTPError) as error:
         raise ConfigError(
             f"model is {model!r}, which is no local folder, and the Hugging Face hub did not give it "
             f"({_first_line(error)}). Check the name and the connection (gated models need `hf auth login`), or set "

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from engine import Engine, EngineConfig, SamplingParams
@@ -109,6 +110,14 @@ def test_a_decoder_that_paged_attention_would_get_wrong_is_refused(tmp_path: Pat
     bloom = transformers.BloomConfig(vocab_size=320, hidden_size=64, n_layer=2, n_head=4, initializer_range=0.2)
     with pytest.raises(ConfigError, match="other logits"):
         load_foreign(saved(bloom, tmp_path), "auto", torch.float32, torch.device("cpu"))
+
+
+def test_a_tensor_that_our_decoder_would_leave_out_is_refused(tmp_path: Path) -> None:
+    saved(OWN["llama"], tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file(weights | {"model.layers.0.mlp.gate_proj.bias": torch.zeros(96)}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"gate_proj\.bias.*implementation: transformers"):
+        tiny_engine(tmp_path)
 
 
 def test_dummy_weights_serve_any_config_and_repeat(tmp_path: Path) -> None:
