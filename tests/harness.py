@@ -16,7 +16,7 @@ from tests.fakes import EOS, VOCAB, TokenMemory
 class Harness:
     """Steps one at a time and checks conservation after each."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         policy: PolicyConfig | None = None,
         *,
