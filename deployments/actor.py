@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 from deployments.client import EngineInfo, Submission
 from engine.config import EngineConfig
-from engine.contract import Policy
 from engine.core import EngineCore, EngineStats
 from engine.errors import EngineUnavailable
 from engine.loop import EngineLoop
+from engine.policies import PolicyConfig
 from engine.request import Output
 
 
@@ -63,7 +63,7 @@ class EngineActor:
         """Everything the steps gave since the last call. Steps that end while a call is on its way share the next."""
         return await self._outbox.take()
 
-    async def set_policy(self, policy: Policy) -> None:
+    async def set_policy(self, policy: PolicyConfig) -> None:
         self._engine.set_policy(policy)
 
     async def stats(self) -> EngineStats:

@@ -20,10 +20,10 @@ from deployments.config import UserConfig
 from deployments.inbox import Inboxes
 from deployments.ray_errors import translate
 from engine.config import EngineConfig
-from engine.contract import Policy
 from engine.core import EngineStats
 from engine.errors import EngineUnavailable, SluiceError
 from engine.intake import check
+from engine.policies import PolicyConfig
 from engine.request import Output
 
 ANSWER_S = 5.0
@@ -60,7 +60,7 @@ class RemoteEngine:
             if not inbox.finished:
                 self._spawn(self._abort(submission.id, submitted))
 
-    async def set_policy(self, policy: Policy) -> None:
+    async def set_policy(self, policy: PolicyConfig) -> None:
         await _call(self._actor, "set_policy", policy)
         self._info = replace(self._info, policy=policy.kind)
 
