@@ -3,6 +3,7 @@
 Pure bookkeeping: no tensor here. The model runner reads `Request.blocks` and writes K and V there.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 from engine.cache.blocks import BlockPool
@@ -20,7 +21,7 @@ class PagedKV:
 
     @property
     def room(self) -> int:
-        return self._pool.available * self.block_size
+        return self._pool.available
 
     @property
     def capacity(self) -> int:
@@ -38,11 +39,19 @@ class PagedKV:
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
-    def fits(self, request: Request) -> bool:
-        prefix = request.blocks or self._find_prefix(request)
-        revived = 0 if request.blocks else sum(not self._pool.is_referenced(block) for block in prefix)
-        missing = self.blocks_for(len(request.tokens)) - len(prefix)
-        return missing + revived <= self._pool.available
+    def cached(self, request: Request) -> int:
+        return 0 if request.blocks else len(self._find_prefix(request)) * self.block_size
+
+    def missing(self, request: Request, tokens: int) -> int:
+        if request.blocks:
+            return max(0, self.blocks_for(tokens) - len(request.blocks))
+        prefix = self._find_prefix(request)
+        revived = sum(not self._pool.is_referenced(block) for block in prefix)
+        return self.blocks_for(tokens) - len(prefix) + revived
+
+    def freed(self, requests: Iterable[Request]) -> int:
+        holders = Counter(block for request in requests for block in request.blocks)
+        return sum(self._pool.references(block) == count for block, count in holders.items())
 
     def reserve(self, request: Request, limit: int) -> int:
         if request.blocks:
