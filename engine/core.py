@@ -1,7 +1,7 @@
 """One engine as a plain object: requests in, one step at a time, outputs out. No thread, no text, no device code."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.contract import Executor
 from engine.intake import Limits, check
@@ -25,8 +25,8 @@ class EngineStats:
     prompt_tokens: int
     generated_tokens: int
     part_seconds: dict[str, float]
-    notes: dict[str, int]
     last_step_age_s: float = 0.0
+    notes: dict[str, int] = field(default_factory=dict)
 
 
 class EngineCore:

@@ -10,6 +10,7 @@ nobody is evicted unless that is enough for the one who asks; an eviction of one
 smaller requests may pass a blocked head of the queue; waiting makes urgent.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -52,7 +53,7 @@ class Preemption(PolicyBase):
 
 
 class PreemptionPolicy:
-    """Remembers nothing but who passed the blocked head of the queue."""
+    """Remembers nothing but how many passed each blocked head of the queue, by the arrival of the head."""
 
     kind = "preemption"
 
@@ -60,8 +61,7 @@ class PreemptionPolicy:
         self.max_num_seqs = config.max_num_seqs
         self._config = config
         self._order = BY_ARRIVAL if config.order == "fcfs" else _by_priority(config.aging_seconds)
-        self._blocked_head = -1
-        self._passed = 0
+        self._passed: Counter[int] = Counter()
 
     def plan(self, step: Step) -> None:
         self._continue_running(step)
@@ -93,6 +93,8 @@ class PreemptionPolicy:
                 return
 
     def _admit_waiting(self, step: Step) -> None:
+        if not step.waiting:
+            self._passed.clear()
         if not step.waiting or len(step.running) >= self.max_num_seqs or not self._limit(step):
             return
         for request in self._order.queue(step):
@@ -102,6 +104,7 @@ class PreemptionPolicy:
             if not self._admit(step, request, limit):
                 self._let_pass(step, request)
                 return
+            del self._passed[request.arrival]
 
     def _admit(self, step: Step, request: Request, limit: int) -> bool:
         """The whole sequence must fit, not only its first chunk: it would soon evict those that run."""
@@ -117,15 +120,14 @@ class PreemptionPolicy:
         """
         if head.evictions:
             return
-        if head.arrival != self._blocked_head:
-            self._blocked_head, self._passed = head.arrival, 0
         behind = [request for request in self._order.queue(step)[: LOOK_BEHIND + 1] if request is not head]
         for request in behind:
             limit = self._limit(step)
-            if limit == 0 or len(step.running) >= self.max_num_seqs or self._passed >= self._config.max_bypass:
+            spent = limit == 0 or self._passed[head.arrival] >= self._config.max_bypass
+            if spent or len(step.running) >= self.max_num_seqs:
                 return
             if len(request.tokens) < len(head.tokens) and self._admit(step, request, limit):
-                self._passed += 1
+                self._passed[head.arrival] += 1
 
     def _limit(self, step: Step) -> int:
         left = self._config.max_num_batched_tokens - step.tokens
@@ -147,26 +149,30 @@ class _Order:
 
 
 class _Priority(_Order):
-    def __init__(self, key: Callable[[Request, float], tuple[float, int]]) -> None:
-        self._key = key
+    """`value` of a request and the time: the smallest is the most urgent."""
+
+    def __init__(self, value: Callable[[Request, float], float]) -> None:
+        self._value = value
 
     def queue(self, step: Step) -> Sequence[Request]:
-        return sorted(step.waiting, key=lambda request: self._key(request, step.now))
+        """Among equals the order of `step.waiting`: who was evicted is at the front of its class."""
+        return sorted(step.waiting, key=lambda request: self._value(request, step.now))
 
     def less_urgent(self, step: Step, request: Request) -> list[Request]:
-        own = self._key(request, step.now)
-        less = [other for other in step.running if self._key(other, step.now) > own]
-        return sorted(less, key=lambda other: self._key(other, step.now), reverse=True)
+        def key(other: Request) -> tuple[float, int]:
+            return self._value(other, step.now), other.arrival
+
+        return sorted((other for other in step.running if key(other) > key(request)), key=key, reverse=True)
 
 
 BY_ARRIVAL = _Order()
 
 
 def _by_priority(aging_seconds: float) -> _Order:
-    def plain(request: Request, now: float) -> tuple[float, int]:
-        return request.priority, request.arrival
+    def plain(request: Request, now: float) -> float:
+        return request.priority
 
-    def aged(request: Request, now: float) -> tuple[float, int]:
-        return request.priority - (now - request.arrived_s) // aging_seconds, request.arrival
+    def aged(request: Request, now: float) -> float:
+        return request.priority - (now - request.arrived_s) // aging_seconds
 
     return _Priority(aged if aging_seconds else plain)

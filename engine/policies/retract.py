@@ -6,7 +6,7 @@
 
 The source of the algorithm is SGLang's scheduler. A request is admitted on the guess that each running one will use
 only `new_token_ratio` of the output it may still make. Every quiet decode step lowers the guess; a retraction raises
-it, and for a while keeps it (hysteresis: in its source it may fall at once, and the next admission is taken back again).
+it, and for a while keeps it (in its source it may fall at once, and the next admission is taken back again).
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from engine.policies.base import PolicyBase
 from engine.request import Request
 
 MOST_CACHE_AWARE = 128  # a longer queue is served in order of arrival: looking every prefix up would cost too much
-SCALES = (0.25, 4.0)  # how far adaptive arbitration may move a budget
+SCALES = (0.25, 4.0)  # how far adaptive arbitration may move the token budgets
 
 
 class TokenRatio(BaseModel):
@@ -35,8 +35,9 @@ class TokenRatio(BaseModel):
 class Retract(PolicyBase):
     """Prefill budgets: `chunked_prefill_size` tokens a step, `max_prefill_tokens`, `prefill_max_requests`.
 
-    `max_consecutive_prefills` bounds how long decodes wait (None: for ever). `max_retractions` shields a request that
-    was taken back so often. `arbitration` adaptive lets the chunk budget follow who waits.
+    A chunk is never smaller than a block. `max_consecutive_prefills` bounds how long decodes wait (None: for ever).
+    `max_retractions` shields a request that was taken back so often. `arbitration` adaptive lets the two token budgets
+    follow who waits.
     """
 
     kind: Literal["retract"] = "retract"
@@ -57,7 +58,7 @@ class Retract(PolicyBase):
 
 
 class RetractPolicy:
-    """Remembers the guess, how many prefill steps came in a row, and the scale of the chunk budget."""
+    """Remembers the guess, how many prefills came in a row, the scale of the token budgets, and if somebody waited."""
 
     kind = "retract"
 
@@ -67,10 +68,15 @@ class RetractPolicy:
         self._config = config
         self._prefills_in_a_row = 0
         self._scale = 1.0
+        self._somebody_waited = False
 
     def plan(self, step: Step) -> None:
-        if not step.running:
-            self.ratio.reset()
+        if not step.running and not self._somebody_waited:
+            self.ratio.reset()  # the engine was idle
+        self._plan(step)
+        self._somebody_waited = bool(step.waiting)
+
+    def _plan(self, step: Step) -> None:
         decoding = [request for request in step.running if not is_prefilling(request)]
         if self._may_prefill(decoding) and self._prefill(step, decoding):
             self._prefills_in_a_row += 1
@@ -81,7 +87,7 @@ class RetractPolicy:
             self._progress(step)
 
     def _progress(self, step: Step) -> None:
-        """Whoever is alone fits: intake has seen to that. So the first runs, or the last of several blocked ones goes."""
+        """The first in the queue runs: alone it fits, intake saw to that. Or the last of several blocked ones goes."""
         if not step.running and step.waiting:
             step.run(self._queue(step)[0], self._config.chunked_prefill_size)
         elif len(step.running) > 1:
@@ -93,7 +99,7 @@ class RetractPolicy:
 
     def _prefill(self, step: Step, decoding: Sequence[Request]) -> bool:
         """Requests cut in the step before go on first; then the queue, until a budget is spent."""
-        adder = PrefillAdder(self._config, step, self.ratio.value, self._chunk_budget())
+        adder = PrefillAdder(self._config, step, self.ratio.value, self._scale)
         for request in tuple(step.running):
             if is_prefilling(request):
                 adder.go_on(request)
@@ -110,10 +116,10 @@ class RetractPolicy:
         for request in alive:
             granted = step.run(request, request.pending)
             assert granted, "retraction has made room for every one of these"
-        if not step.evicted:
-            self.ratio.decay()
-        elif alive:
+        if step.evicted:
             self.ratio.raise_for(alive)
+        elif alive:
+            self.ratio.decay()
 
     def _retract_until_it_fits(self, step: Step, alive: list[Request]) -> list[Request]:
         """One victim at a time: the fewest tokens generated, then the longest prompt, then the latest."""
@@ -136,11 +142,8 @@ class RetractPolicy:
         order = self._config.order if len(step.waiting) <= MOST_CACHE_AWARE else "fcfs"
         return sorted(step.waiting, key=lambda request: (ORDERS[order](request, step), request.arrival))
 
-    def _chunk_budget(self) -> int:
-        return max(1, int(self._config.chunked_prefill_size * self._scale))
-
     def _arbitrate(self, closed_by: str, decodes_wait: bool) -> None:
-        """Adaptive: larger chunks while only prompts wait, smaller ones while decodes are kept waiting by them."""
+        """Adaptive: larger budgets while only prompts wait, smaller ones while decodes are kept waiting by them."""
         if self._config.arbitration == "fixed":
             return
         if decodes_wait and self._prefills_in_a_row:
@@ -156,26 +159,27 @@ class PrefillAdder:
     of this step; count: requests of this batch; slots: requests that run.
     """
 
-    def __init__(self, config: Retract, step: Step, ratio: float, chunk: int) -> None:
+    def __init__(self, config: Retract, step: Step, ratio: float, scale: float) -> None:
         self.closed_by = "queue"
         self._config = config
         self._step = step
-        self._chunk = chunk
-        self._input = config.max_prefill_tokens
+        self._chunk = max(int(config.chunked_prefill_size * scale), step.kv.block_size)
+        self._input = max(int(config.max_prefill_tokens * scale), step.kv.block_size)
         self._count = config.prefill_max_requests or config.max_num_seqs
         running = [request for request in step.running if not is_prefilling(request)]
         reserved = sum(self._future(request) * (1.0 if request.params.ignore_eos else ratio) for request in running)
         self._kv = step.kv.room * step.kv.block_size - reserved
 
     def go_on(self, request: Request) -> None:
-        """A request that was cut before; it holds memory that nobody can take, so it must progress."""
-        if self._chunk > 0:
-            self._run(request, self._cut(request.pending, request.computed) or self._chunk)
+        """A request that was cut before: it holds memory, so nobody new takes the room that it lacks."""
+        if self._chunk > 0 and not self._run(request, self._cut(request.pending, request.computed) or self._chunk):
+            self._kv = 0
 
     def admit(self, request: Request) -> bool:
         """False: a budget is spent, and this request was not admitted."""
-        self.closed_by = self._spent(request)
-        if self.closed_by != "queue":
+        spent = self._spent(request)
+        if spent is not None:
+            self.closed_by = spent
             return False
         cached = self._step.kv.cached(request)
         length = self._cut(len(request.tokens) - cached, cached)
@@ -185,8 +189,8 @@ class PrefillAdder:
         self._count -= 1
         return True
 
-    def _spent(self, request: Request) -> str:
-        """The budget that keeps this request out, or "queue". The test of kv is strict, prefix and all."""
+    def _spent(self, request: Request) -> str | None:
+        """The budget that keeps this request out. The test of kv is strict, prefix and all."""
         size = self._step.kv.block_size
         wanted = self._step.kv.missing(request, len(request.tokens)) * size + self._future(request) + size
         left = {
@@ -196,17 +200,19 @@ class PrefillAdder:
             "input": self._input,
             "kv": self._kv - wanted,
         }
-        return next((budget for budget, amount in left.items() if amount <= 0), "queue")
+        return next((budget for budget, amount in left.items() if amount <= 0), None)
 
     def _run(self, request: Request, length: int) -> bool:
-        before, size = self._step.tokens, self._step.kv.block_size
+        tokens, room, size = self._step.tokens, self._step.kv.room, self._step.kv.block_size
         if not self._step.run(request, length):
             return False
-        charged = -(-(self._step.tokens - before) // size) * size
-        completes = request.pending == 0
-        self._kv -= charged + size + (self._future(request) if completes else 0)
+        taken = (room - self._step.kv.room) * size  # a cached prefix that nobody held is no longer free
+        self._kv -= taken + size + (0 if request.pending else self._future(request))
+        charged = -(-(self._step.tokens - tokens) // size) * size
         self._input -= charged
         self._chunk -= charged
+        if request.pending:
+            self.closed_by = "chunk"
         return True
 
     def _cut(self, wanted: int, start: int) -> int:

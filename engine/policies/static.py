@@ -41,7 +41,7 @@ class StaticPolicy:
         else:
             self._decode(step)
         step.note("row_steps", len(self._batch))
-        step.note("idle_row_steps", len(self._batch) - len(step.running))
+        step.note("idle_row_steps", sum(not request.blocks for request in self._batch))
 
     def _form_batch(self, step: Step) -> None:
         """As many as fit with all the output they may ask for; at least one, which intake has promised to fit."""
@@ -60,9 +60,10 @@ class StaticPolicy:
         step.note("padded_tokens", sum(longest - len(request.tokens) for request in batch))
 
     def _decode(self, step: Step) -> None:
+        """A batch fits with all its output; requests that another policy admitted may not, and start anew."""
         for request in tuple(step.running):
-            done = step.run(request, request.pending)
-            assert done, "a batch is formed of what fits with all its output"
+            if not step.run(request, request.pending):
+                step.evict(request)
 
     def _note_unused(self, step: Step) -> None:
         reserved = sum(_reserved(step, request) for request in self._batch)
