@@ -54,7 +54,7 @@ def build_core(config: EngineConfig, clock: Callable[[], float]) -> EngineCore:
         timer,
     )
     limits = Limits(max_model_len, kv.capacity, model_config.vocab_size, eos)
-    scheduler = Scheduler(config.policy, kv, eos, evict_every_steps=config.evict_every_steps)
+    scheduler = Scheduler(config.policy.build(), kv, eos, evict_every_steps=config.evict_every_steps)
     return EngineCore(scheduler, runner, limits, timer)
 
 

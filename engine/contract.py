@@ -48,11 +48,30 @@ class KVCache(Protocol):
 
     @property
     def room(self) -> int:
-        """Tokens that can still be reserved, evicting cached blocks if need be."""
+        """Blocks that can still be taken, reusing cached ones if need be."""
         ...
 
-    def fits(self, request: Request) -> bool:
-        """Whether the whole sequence as it stands could be reserved now, its cached prefix counted once."""
+    @property
+    def block_size(self) -> int: ...
+
+    @property
+    def usable_blocks(self) -> int:
+        """Blocks of the empty pool."""
+        ...
+
+    def cached(self, request: Request) -> int:
+        """Tokens that a first `reserve` would adopt; 0 for a request that holds blocks."""
+        ...
+
+    def missing(self, request: Request, tokens: int) -> int:
+        """Blocks to be taken from the pool before the request holds `tokens` positions.
+
+        Its cached prefix counts once: blocks that others hold cost nothing, those that nobody holds are revived.
+        """
+        ...
+
+    def freed(self, requests: Sequence[Request]) -> int:
+        """Blocks that the pool would gain if these were released now."""
         ...
 
     def reserve(self, request: Request, limit: int) -> int:
@@ -95,6 +114,11 @@ class Step(Protocol):
     @property
     def evicted(self) -> Sequence[Request]: ...
 
+    @property
+    def now(self) -> float:
+        """Seconds on the engine's clock; a policy has none of its own."""
+        ...
+
     def run(self, request: Request, limit: int) -> bool:
         """Grant up to `limit` tokens of the request's pending ones. False: no room, nothing changed."""
         ...
@@ -103,9 +127,17 @@ class Step(Protocol):
         """Undo the request's chunk, release its blocks, put it back at the front of the queue."""
         ...
 
+    def fail(self, request: Request, reason: str) -> None:
+        """End a running request that can never go on: it keeps its output and reports an error."""
+        ...
+
+    def note(self, what: str, amount: int = 1) -> None:
+        """Count something that a user may want to know of this policy, e.g. which budget closed the batch."""
+        ...
+
 
 class Policy(Protocol):
-    """Decides one step. Deterministic: equal inputs give equal plans; ties are broken by (arrival, id)."""
+    """Decides one step. Deterministic: equal inputs give equal plans; ties are broken by arrival."""
 
     @property
     def max_num_seqs(self) -> int: ...

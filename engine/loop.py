@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 
-from engine.contract import Policy
 from engine.core import EngineCore, EngineStats
 from engine.intake import check
+from engine.policies import PolicyConfig
 from engine.request import FinishReason, Output, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class EngineLoop:
         ids = list(request_ids)
         self._inbox.put(lambda: self._abort(ids))
 
-    def set_policy(self, policy: Policy) -> None:
+    def set_policy(self, policy: PolicyConfig) -> None:
         self._inbox.put(lambda: self._core.set_policy(policy))
 
     def stats(self) -> EngineStats:

@@ -75,7 +75,8 @@ class Request:
 
     There is no prefill or decode state: `pending` says how far `computed` is behind `tokens`, and a step closes
     some of that gap. `admitted_len` is the length of `tokens` when it was last admitted. `blocks`, `hashes`,
-    `published` and `cached` belong to the KV cache.
+    `published` and `cached` belong to the KV cache. A larger `priority` is less urgent; `arrival` numbers requests in
+    the order they came, `arrived_s` is when, on the engine's clock.
 
         tokens    |--------- prompt ---------|--- sampled so far ---|
         computed  |-------- KV written or in flight ------|~ pending ~|
@@ -86,6 +87,9 @@ class Request:
     tokens: list[int]
     prompt_len: int
     params: SamplingParams = field(default_factory=SamplingParams)
+    priority: int = 0
+    arrival: int = 0
+    arrived_s: float = 0.0
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)

@@ -3,7 +3,7 @@
 A policy asks through `Step`; nobody else changes a queue. No torch, no Ray, no clock.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
 from engine.cache.paged import PagedKV
@@ -14,12 +14,15 @@ from engine.request import FinishReason, Output, Request
 class StepInTheMaking:
     """The one place where a policy's wishes become queue and block changes. See `contract.Step`."""
 
-    def __init__(self, waiting: deque[Request], running: list[Request], kv: KVCache) -> None:
+    def __init__(self, waiting: deque[Request], running: list[Request], kv: KVCache, now: float) -> None:
         self.waiting: deque[Request] = waiting
         self.running: list[Request] = running
         self.kv = kv
+        self.now = now
         self.tokens = 0
         self.evicted: list[Request] = []
+        self.failed: dict[Request, str] = {}
+        self.notes: Counter[str] = Counter()
         self.chunks: dict[Request, Chunk] = {}
 
     def run(self, request: Request, limit: int) -> bool:
@@ -36,14 +39,25 @@ class StepInTheMaking:
         return True
 
     def evict(self, request: Request) -> None:
-        chunk = self.chunks.pop(request, None)
-        if chunk is not None:
-            self.tokens -= chunk.length
+        self._withdraw(request)
         self.kv.release(request)
         request.evictions += 1
         self.running.remove(request)
         self.waiting.appendleft(request)
         self.evicted.append(request)
+
+    def fail(self, request: Request, reason: str) -> None:
+        self._withdraw(request)
+        self.failed[request] = reason
+
+    def note(self, what: str, amount: int = 1) -> None:
+        self.notes[what] += amount
+
+    def _withdraw(self, request: Request) -> None:
+        chunk = self.chunks.pop(request, None)
+        if chunk is not None:
+            request.computed -= chunk.length
+            self.tokens -= chunk.length
 
     def _admit(self, request: Request) -> None:
         if self.waiting[0] is request:
@@ -68,6 +82,9 @@ class Scheduler:
         self._running: list[Request] = []
         self._requests: dict[str, Request] = {}
         self._evict_every = evict_every_steps
+        self._arrivals = 0
+        self._failures: list[Output] = []
+        self.notes: Counter[str] = Counter()
         self._steps = 0
 
     @property
@@ -82,8 +99,10 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._requests)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, now: float = 0.0) -> None:
         assert request.id not in self._requests, f"request id {request.id} is in use"
+        self._arrivals += 1
+        request.arrival, request.arrived_s = self._arrivals, now
         self._requests[request.id] = request
         self._waiting.append(request)
 
@@ -101,13 +120,22 @@ class Scheduler:
             self.abort(request_id)
         return ids
 
-    def plan(self) -> list[Chunk]:
+    def plan(self, now: float = 0.0) -> list[Chunk]:
         """The next step: which request computes which positions. Empty if nothing can run."""
-        self._evict_on_schedule()
-        step = StepInTheMaking(self._waiting, self._running, self.kv)
+        self._evict_on_schedule(now)
+        step = StepInTheMaking(self._waiting, self._running, self.kv, now)
         self.policy.plan(step)
         self.num_evictions += len(step.evicted)
+        self.notes += step.notes
+        for request, reason in step.failed.items():
+            self._failures.append(Output(request.id, finish_reason=FinishReason.ERROR, error=reason))
+            self._remove(request)
         return list(step.chunks.values())
+
+    def take_failures(self) -> list[Output]:
+        """The last outputs of requests that a policy gave up since the last call."""
+        failures, self._failures = self._failures, []
+        return failures
 
     def resolve(self, chunks: Sequence[Chunk], sampled: Sampled) -> list[Output]:
         """Take in what a step produced: publish blocks, append tokens, finish what is finished."""
@@ -129,7 +157,6 @@ class Scheduler:
         self.kv.check(self._running)
         assert len(self._waiting) + len(self._running) == len(self._requests)
         assert not any(request.blocks for request in self._waiting)
-        assert len(self._running) <= self.policy.max_num_seqs
 
     def _append(self, request: Request, token: int, sampled: Sampled) -> Output:
         output = Output(request.id, cached_tokens=request.cached)
@@ -174,7 +201,7 @@ class Scheduler:
         else:
             self._waiting.remove(request)
 
-    def _evict_on_schedule(self) -> None:
+    def _evict_on_schedule(self, now: float) -> None:
         """The testing device evicts in a step of its own, before the policy sees the queues.
 
         Only a request that has sampled since it was admitted, so that every life of a request gives a token.
@@ -186,5 +213,5 @@ class Scheduler:
             (request for request in reversed(self._running) if len(request.tokens) > request.admitted_len), None
         )
         if victim is not None:
-            StepInTheMaking(self._waiting, self._running, self.kv).evict(victim)
+            StepInTheMaking(self._waiting, self._running, self.kv, now).evict(victim)
             self.num_evictions += 1

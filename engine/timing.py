@@ -14,6 +14,10 @@ class StepTimer:
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self.steps = 0
 
+    @property
+    def now(self) -> float:
+        return self._clock()
+
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         start = self._clock()

@@ -28,16 +28,20 @@ class Harness:
     ) -> None:
         index: PrefixIndex = HashedPrefix() if prefix else NoPrefix()
         self.kv = PagedKV(num_blocks, block_size, index)
-        self.scheduler = Scheduler(policy or Preemption(), self.kv, (EOS,), evict_every_steps=evict_every_steps)
+        self.scheduler = Scheduler(
+            (policy or Preemption()).build(), self.kv, (EOS,), evict_every_steps=evict_every_steps
+        )
         self.memory = TokenMemory(num_blocks, block_size)
         limits = Limits(max_model_len, self.kv.capacity, VOCAB, (EOS,))
-        self.core = EngineCore(self.scheduler, self.memory, limits, StepTimer(lambda: 0.0))
+        self.core = EngineCore(self.scheduler, self.memory, limits, StepTimer(lambda: float(len(self.memory.steps))))
         self.tokens: dict[str, list[int]] = {}
         self.last: dict[str, Output] = {}
 
-    def add(self, request_id: str, prompt: Sequence[int], max_tokens: int = 16, **options: bool) -> None:
+    def add(
+        self, request_id: str, prompt: Sequence[int], max_tokens: int = 16, *, priority: int = 0, **options: bool
+    ) -> None:
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, **options)  # type: ignore[arg-type]
-        self.core.add(request_id, prompt, params)
+        self.core.add(request_id, prompt, params, priority=priority)
         self.tokens[request_id] = []
 
     def step(self) -> list[tuple[str, int, int]]:

@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.errors import PromptTooLong, RequestError
-from engine.policies import Preemption
+from engine.policies import PolicyConfig, Preemption, Retract, Static
 from engine.request import FinishReason
 from tests.fakes import EOS, expected_output
 from tests.harness import Harness
@@ -237,15 +237,31 @@ def test_the_policy_changes_between_two_steps_and_running_requests_go_on() -> No
     assert engine.tokens["a"] == expected_output(prompt(1, 100), 30, ignore_eos=True)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def any_policy(draw: st.DrawFn) -> PolicyConfig:
+    seqs = draw(st.integers(1, 8))
+    budget = draw(st.sampled_from([8, 16, 33, 64]))
+    choices: list[PolicyConfig] = [
+        Preemption(max_num_batched_tokens=budget, max_num_seqs=seqs),
+        Preemption(max_num_batched_tokens=budget, max_num_seqs=seqs, order="priority", watermark=0.1),
+        Preemption(max_num_batched_tokens=budget, max_num_seqs=seqs, order="priority", aging_seconds=3.0),
+        Retract(chunked_prefill_size=budget, max_num_seqs=seqs),
+        Retract(chunked_prefill_size=budget, max_num_seqs=seqs, order="lpm", max_consecutive_prefills=2),
+        Retract(chunked_prefill_size=budget, max_num_seqs=seqs, order="lof", prefill_max_requests=1),
+        Retract(max_num_seqs=seqs, order="shortest-prefill", arbitration="adaptive"),
+        Static(max_num_seqs=seqs),
+    ]
+    return draw(st.sampled_from(choices))
+
+
+policies = st.composite(any_policy)()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_whatever_is_batched_chunked_cached_evicted_or_aborted_the_tokens_are_the_same(data: st.DataObject) -> None:
     """Random arrivals, lengths, shared prefixes and aborts on a tight pool; conservation is checked after each step."""
-    policy = Preemption(
-        max_num_batched_tokens=data.draw(st.sampled_from([8, 16, 33, 64])), max_num_seqs=data.draw(st.integers(1, 8))
-    )
     engine = Harness(
-        policy,
+        data.draw(policies),
         num_blocks=data.draw(st.integers(9, 40)),
         block_size=16,
         max_model_len=128,
@@ -256,10 +272,12 @@ def test_whatever_is_batched_chunked_cached_evicted_or_aborted_the_tokens_are_th
     for i in range(data.draw(st.integers(1, 12))):
         start = prompt(data.draw(st.integers(0, 2)), data.draw(st.sampled_from([1, 15, 16, 32, 48, 70])))
         max_tokens = data.draw(st.integers(1, 50))
-        engine.add(f"r{i}", start, max_tokens)
+        engine.add(f"r{i}", start, max_tokens, priority=data.draw(st.integers(-2, 2)))
         wanted[f"r{i}"] = expected_output(start, max_tokens)
         for _ in range(data.draw(st.integers(0, 6))):
             engine.step()
+        if data.draw(st.integers(0, 9)) == 0:
+            engine.core.set_policy(data.draw(policies))
         if data.draw(st.booleans()) and data.draw(st.booleans()) and engine.core.abort(f"r{i}"):
             wanted[f"r{i}"] = wanted[f"r{i}"][: len(engine.tokens[f"r{i}"])]
     engine.run()

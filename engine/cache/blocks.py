@@ -37,6 +37,9 @@ class BlockPool:
     def num_cached(self) -> int:
         return len(self._cached)
 
+    def references(self, block: int) -> int:
+        return self._references[block]
+
     def is_referenced(self, block: int) -> bool:
         return self._references[block] > 0
 

@@ -3,7 +3,8 @@
 Pure bookkeeping: no tensor here. The model runner reads `Request.blocks` and writes K and V there.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from engine.cache.blocks import BlockPool
 from engine.cache.prefix import PrefixIndex, extend_hashes
@@ -20,7 +21,7 @@ class PagedKV:
 
     @property
     def room(self) -> int:
-        return self._pool.available * self.block_size
+        return self._pool.available
 
     @property
     def capacity(self) -> int:
@@ -38,13 +39,20 @@ class PagedKV:
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
-    def fits(self, request: Request) -> bool:
-        prefix = request.blocks or self._find_prefix(request)
-        revived = 0 if request.blocks else sum(not self._pool.is_referenced(block) for block in prefix)
-        missing = self.blocks_for(len(request.tokens)) - len(prefix)
-        return missing + revived <= self._pool.available
+    def cached(self, request: Request) -> int:
+        return 0 if request.blocks else len(self._find_prefix(request)) * self.block_size
+
+    def missing(self, request: Request, tokens: int) -> int:
+        if request.blocks:
+            return max(0, self.blocks_for(tokens) - len(request.blocks))
+        return self._missing_behind(self._find_prefix(request), tokens)
+
+    def freed(self, requests: Iterable[Request]) -> int:
+        holders = Counter(block for request in requests for block in request.blocks)
+        return sum(self._pool.references(block) == count for block, count in holders.items())
 
     def reserve(self, request: Request, limit: int) -> int:
+        assert limit > 0
         if request.blocks:
             return self._grow(request, limit)
         return self._admit(request, limit)
@@ -68,26 +76,28 @@ class PagedKV:
     def check(self, holders: Iterable[Request]) -> None:
         """Conservation: the pool's references are exactly those of `holders`."""
         self._pool.check()
-        held: set[int] = set()
+        held: Counter[int] = Counter()
         for request in holders:
             assert len(request.blocks) == len(set(request.blocks)), "a request holds a block twice"
             assert request.computed <= len(request.blocks) * self.block_size
             held.update(request.blocks)
         assert len(held) == self.used_blocks, "blocks leaked or were given away twice"
+        assert all(self._pool.references(block) == count for block, count in held.items()), "references leaked"
 
     def _admit(self, request: Request, limit: int) -> int:
-        """Holds the prefix before judging whether the rest fits: a block is either a hit or free, never both."""
+        """Judges before it holds the prefix, so that a refusal leaves even the order of reuse as it was."""
         prefix = self._find_prefix(request)
+        cached = len(prefix) * self.block_size
+        granted = min(limit, len(request.tokens) - cached)
+        if self._missing_behind(prefix, cached + granted) > self._pool.available:
+            return 0
         self._pool.hold(prefix)
         request.blocks = prefix
         request.published = len(prefix)
-        request.computed = len(prefix) * self.block_size
-        granted = self._grow(request, limit)
-        if not granted:
-            self.release(request)
-        elif not request.evictions:
-            request.cached = request.computed
-        return granted
+        request.computed = cached
+        if not request.evictions:
+            request.cached = cached
+        return self._grow(request, limit)
 
     def _grow(self, request: Request, limit: int) -> int:
         granted = min(limit, request.pending)
@@ -96,6 +106,11 @@ class PagedKV:
             return 0
         request.blocks += self._pool.take(max(missing, 0))
         return granted
+
+    def _missing_behind(self, prefix: Sequence[int], tokens: int) -> int:
+        """Blocks to take for `tokens` positions that begin with `prefix`. A block is a hit or free, never both."""
+        revived = sum(not self._pool.is_referenced(block) for block in prefix)
+        return self.blocks_for(tokens) - len(prefix) + revived
 
     def _find_prefix(self, request: Request) -> list[int]:
         """Whole blocks, and never the last position: something must be computed to sample from."""
