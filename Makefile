@@ -17,7 +17,7 @@ run := --config $(CONFIG) $(if $(HTTP_PORT),--http-port $(HTTP_PORT))
 starts := --dashboard-port $(DASHBOARD_PORT) --ray-port $(RAY_PORT) --metrics-port $(METRICS_PORT)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve stop status fetch test lint format load
+.PHONY: help serve stop status fetch test lint format mutants load
 
 help: ## show this
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -46,6 +46,9 @@ lint: $(installed) ## ruff and mypy
 format: $(installed) ## let ruff mend what it can
 	$(bin)/ruff check --fix $(sources)
 	$(bin)/ruff format $(sources)
+
+mutants: $(installed) ## break scheduler, cache and policies on purpose: every fault must turn a test red
+	@$(bin)/python -m tests.mutants
 
 load: $(installed) ## load test of what serve started
 	@$(bin)/locust -f loadtests/locustfile.py --headless --users $(USERS) --spawn-rate $(USERS) \

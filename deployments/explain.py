@@ -122,6 +122,8 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 def _problem(model: type[BaseModel], data: Any, at: Place, detail: ErrorDetails) -> Problem:
     place, field = _locate(model, data, detail)
     name = str(place[-1]) if place else ""
+    if detail["type"].startswith("union_tag"):
+        return _wrong_kind((*at, *place), detail, field)
     if detail["type"] == "missing":
         return Problem((*at, *place), "is missing.", fix=f"{name}: ...")
     if detail["type"] == "value_error":
@@ -129,6 +131,15 @@ def _problem(model: type[BaseModel], data: Any, at: Place, detail: ErrorDetails)
         return Problem((*at, *place), reason, fix=_line(name, _default(field)))
     allowed, suggestion = _allowed(detail, field)
     return Problem((*at, *place), f"is {_brief(detail['input'])}.", allowed, _line(name, suggestion))
+
+
+def _wrong_kind(place: Place, detail: ErrorDetails, field: FieldInfo | None) -> Problem:
+    """Several models fit, told apart by their `kind`, which is missing or unknown."""
+    models = _models_in(field.annotation if field else None)
+    kinds = [kind for model in models for kind in get_args(model.model_fields["kind"].annotation)]
+    given = detail["input"].get("kind") if isinstance(detail["input"], dict) else None
+    text = "is missing." if given is None else f"is {_brief(given)}."
+    return Problem((*place, "kind"), text, ", ".join(kinds), _line("kind", closest(str(given), kinds) or kinds[0]))
 
 
 def _locate(model: type[BaseModel], data: Any, detail: ErrorDetails) -> tuple[Place, FieldInfo | None]:
@@ -173,11 +184,9 @@ def _allowed(detail: ErrorDetails, field: FieldInfo | None) -> tuple[str, Any]:
     if kind in _BOUNDS:
         words, bound = _BOUNDS[kind]
         return words.format(**context), context.get(bound, _default(field))
-    if kind in ("literal_error", "enum", "union_tag_invalid"):
-        choices = re.findall(r"'([^']*)'", str(context.get("expected") or context["expected_tags"]))
-        given = detail["input"].get("kind") if isinstance(detail["input"], dict) else detail["input"]
-        suggestion = NONE if kind == "union_tag_invalid" else closest(str(given), choices) or choices[0]
-        return ", ".join(choices), suggestion
+    if kind in ("literal_error", "enum"):
+        choices = re.findall(r"'([^']*)'", context["expected"])
+        return ", ".join(choices), closest(str(detail["input"]), choices) or choices[0]
     words = _PLAIN.get(kind.split("_")[0], detail["msg"])
     return (detail["msg"] if kind == "string_pattern_mismatch" else words), _default(field)
 

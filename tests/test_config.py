@@ -90,6 +90,8 @@ def test_a_good_file_gives_each_pool_its_engine(file: Path) -> None:
         ("max_num_seqs: 8", "max_num_sequences: 8", "policy.max_num_sequences is unknown", "max_num_seqs: 8"),
         ("max_num_seqs: 8", "max_num_seqs: 0", "policy.max_num_seqs is 0", "max_num_seqs: 1"),
         ("kind: preemption", "kind: premption", "policy.kind is 'premption'", "kind: preemption"),
+        ("kind: preemption", "kin: preemption", "policy.kind is missing", "kind: preemption"),
+        ("kind: preemption", "kind: retract, chunked_prefill_size: 0", "policy.chunked_prefill_size is 0", ": 1"),
         ("max_ongoing_requests: 10", "max_ongoing_request: 10", "max_ongoing_request is", "max_ongoing_requests: 10"),
         ("max_ongoing_requests: 10", "max_ongoing_requests: ten", "max_ongoing_requests is 'ten'", "a whole number"),
     ],
