@@ -70,7 +70,7 @@ def test_admission_needs_room_for_the_whole_prompt_not_its_first_chunk() -> None
 
 
 def test_the_newest_is_evicted_when_a_decode_needs_a_block() -> None:
-    """10 usable blocks: r0 decodes into its sixth, so that r1's prompt lacks one of its five; r1 itself is the newest."""
+    """10 usable blocks: r0 decodes into its sixth, so r1's prompt lacks one of its five; r1 itself is the newest."""
     engine = Harness(Preemption(max_num_batched_tokens=100, max_num_seqs=8), num_blocks=11, max_model_len=160)
     engine.add("r0", prompt(0, 80), ignore_eos=True)
     engine.add("r1", prompt(1, 80), ignore_eos=True)
