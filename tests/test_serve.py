@@ -14,9 +14,11 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+import yaml
 
 from deployments.local_ports import free_port, is_free
 from deployments.local_run import Run, saved_run
+from tests.goldens import GOLDENS
 
 ROOT = Path(__file__).parents[1]
 DEFAULT = ROOT / "cluster" / "config.yaml"
@@ -116,7 +118,43 @@ def test_both_pools_give_the_known_answer(served: Served, pool: str) -> None:
     assert answer.json()["usage"]["completion_tokens"] == 24
 
 
+@pytest.mark.parametrize("pool", ["preemption", "retract"])
+@pytest.mark.parametrize("prompt", GOLDENS)
+def test_golden_tokens_come_out_one_by_one(served: Served, pool: str, prompt: str) -> None:
+    golden = GOLDENS[prompt]
+    body = {"model": MODEL, "prompt": prompt, "temperature": 0, "max_tokens": len(golden), "policy": pool}
+    with served.http.stream(
+        "POST", "/v1/completions", json=body | {"stream": True, "return_token_ids": True}
+    ) as answer:
+        events = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    assert events.pop() == "[DONE]"
+    choices = [json.loads(event)["choices"][0] for event in events]
+    assert [token for choice in choices for token in choice["token_ids"]] == golden
+    assert not any("\ufffd" in choice["text"] for choice in choices)
+
+
+def test_a_prompt_is_scored_without_sampling(served: Served) -> None:
+    body = {"model": MODEL, "prompt": "The letters run ABC", "max_tokens": 0, "echo": True, "logprobs": 1}
+    answer = served.http.post("/v1/completions", json=body).json()
+    assert answer["choices"][0]["text"] == "The letters run ABC"
+    assert answer["choices"][0]["finish_reason"] == "length"
+    scores = answer["choices"][0]["logprobs"]["token_logprobs"]
+    assert scores[0] is None and len(scores) == 4 and all(score < 0 for score in scores[1:])
+    assert answer["usage"]["completion_tokens"] == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_over_several_tokens_never_shows(served: Served, stream: bool) -> None:
+    body = COUNT | {"stop": ["10, 11,"], "stream": stream}
+    answer = served.http.post("/v1/completions", json=body)
+    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
+    choices = [json.loads(event)["choices"][0] for event in events] if stream else answer.json()["choices"]
+    assert "".join(choice["text"] for choice in choices) == " 6, 7, 8, 9, "
+    assert choices[-1]["finish_reason"] == "stop"
+
+
 def test_a_request_runs_in_the_pool_it_asks_for(served: Served) -> None:
+    wait_for(lambda: not any(pool["running"] for pool in served.stats().values()))
     before = served.stats()
     assert served.http.post("/v1/completions", json=COUNT | {"policy": "retract"}).status_code == 200
     wait_for(lambda: served.stats()["retract"]["generated_tokens"] == before["retract"]["generated_tokens"] + 24)
@@ -184,6 +222,24 @@ def test_another_policy_setting_reaches_the_running_engines(served: Served) -> N
     assert {process.pid for process in served.processes("ray::EngineActor")} == engines
     answers = [served.http.post("/v1/completions", json=COUNT | {"policy": "retract"}) for _ in range(2)]
     assert all(answer.status_code == 200 for answer in answers)
+
+
+def test_another_policy_takes_over_while_an_answer_runs(served: Served) -> None:
+    document = yaml.safe_load(DEFAULT.read_text())
+    (pool,) = [part for part in document["applications"][0]["deployments"] if part["name"] == "retract"]
+    pool["user_config"] = {"policy": {"kind": "static"}}
+    changed = served.folder / "static.yaml"
+    changed.write_text(yaml.safe_dump(document))
+    body = COUNT | {"policy": "retract", "max_tokens": 400, "ignore_eos": True}
+    undisturbed = served.http.post("/v1/completions", json=body).json()["choices"][0]["text"]
+    with served.http.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
+        lines = answer.iter_lines()
+        texts = [json.loads(next(lines).removeprefix("data: "))["choices"][0]["text"]]
+        again = serve(served.folder, changed, served.ports)
+        texts += [json.loads(line[6:])["choices"][0]["text"] for line in lines if line.startswith("data: {")]
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert served.stats()["retract"]["policy"] == "static"
+    assert "".join(texts) == undisturbed
 
 
 def test_a_dead_engine_ends_its_streams_and_is_replaced(served: Served) -> None:
