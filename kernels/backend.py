@@ -74,8 +74,9 @@ class CpuBackend:
     def linear(self, weight_NK: Tensor, bias_N: Tensor | None = None) -> Linear:
         outputs, inputs = weight_NK.shape
         padded = -(-outputs // TILE) * TILE
-        weight_PK = functional.pad(weight_NK, (0, 0, 0, padded - outputs))
-        packed = weight_PK.view(padded // TILE, TILE, inputs).transpose(1, 2).contiguous()
+        if padded > outputs:
+            weight_NK = functional.pad(weight_NK, (0, 0, 0, padded - outputs))
+        packed = weight_NK.view(padded // TILE, TILE, inputs).transpose(1, 2).contiguous()
         bias = torch.zeros(padded)
         if bias_N is not None:
             bias[:outputs] = bias_N

@@ -1,4 +1,4 @@
-"""Users that stream chat answers. Locust's own table shows TTFT and the gaps between tokens beside the requests.
+"""Users that stream chat answers. Locust's own table shows TTFT, the gaps between tokens (ITL) and the whole (E2E).
 
 locust -f loadtests/locustfile.py --host http://127.0.0.1:8000 --headless -u 8 -r 2 -t 30s
 """
@@ -57,6 +57,7 @@ class ChatUser(HttpUser):
 
     def _record(self, timeline: Timeline) -> None:
         self._statistic("TTFT", timeline.ttft_s)
+        self._statistic("E2E", timeline.e2e_s)
         for gap_s in timeline.gaps_s:
             self._statistic("ITL", gap_s)
 

@@ -23,6 +23,10 @@ class Timeline:
         return self.pieces[0] - self.sent
 
     @property
+    def e2e_s(self) -> float:
+        return self.pieces[-1] - self.sent
+
+    @property
     def gaps_s(self) -> list[float]:
         return [later - earlier for earlier, later in zip(self.pieces, self.pieces[1:], strict=False)]
 

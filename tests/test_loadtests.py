@@ -23,6 +23,7 @@ def test_the_first_text_and_the_gaps_behind_it_are_timed() -> None:
     timeline = follow([ROLE, "", TEXT, ": ping", TEXT, TEXT, USAGE, DONE], sent=4.0, clock=lambda: float(next(clock)))
     assert timeline.ttft_s == 6.0
     assert timeline.gaps_s == [1.0, 1.0]
+    assert timeline.e2e_s == 8.0
     assert timeline.completion_tokens == 3
 
 
