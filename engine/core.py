@@ -44,6 +44,11 @@ class EngineCore:
     def has_work(self) -> bool:
         return self._scheduler.has_work
 
+    @property
+    def steps(self) -> int:
+        """Steps that ran something."""
+        return self._timer.steps
+
     def add(self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, priority: int = 0) -> None:
         """Raises RequestError if the request could never run."""
         check(prompt, params, self.limits)

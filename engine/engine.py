@@ -77,9 +77,9 @@ class Engine:
         return self._core.stats()
 
     def _step(self, index_of: dict[str, int]) -> Iterator[tuple[int, Output]]:
-        steps = self._core.stats().steps
+        steps = self._core.steps
         outputs = self._core.step()
-        if not outputs and self._core.stats().steps == steps:
+        if not outputs and self._core.steps == steps:
             raise SluiceError("The policy planned an empty step while requests wait; this is a bug in the policy.")
         for output in outputs:
             yield index_of[output.request_id], output
