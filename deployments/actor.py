@@ -11,7 +11,7 @@ from engine.core import EngineCore, EngineStats
 from engine.errors import EngineUnavailable
 from engine.loop import EngineLoop
 from engine.policies import PolicyConfig
-from engine.request import Output
+from engine.request import StepOutput
 
 
 class Outbox:
@@ -19,22 +19,22 @@ class Outbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._outputs: list[Output] = []
+        self._steps: list[StepOutput] = []
         self._filled = asyncio.Event()
 
-    def put(self, outputs: list[Output]) -> None:
+    def put(self, step: StepOutput) -> None:
         """Called on the engine's thread."""
-        self._loop.call_soon_threadsafe(self._add, outputs)
+        self._loop.call_soon_threadsafe(self._add, step)
 
-    async def take(self) -> list[Output]:
-        """All outputs since the last call, in order; waits until there is one."""
+    async def take(self) -> list[StepOutput]:
+        """What the steps gave since the last call, in order; waits until there is something."""
         await self._filled.wait()
         self._filled.clear()
-        outputs, self._outputs = self._outputs, []
-        return outputs
+        steps, self._steps = self._steps, []
+        return steps
 
-    def _add(self, outputs: list[Output]) -> None:
-        self._outputs += outputs
+    def _add(self, step: StepOutput) -> None:
+        self._steps.append(step)
         self._filled.set()
 
 
@@ -59,7 +59,7 @@ class EngineActor:
     async def abort(self, request_ids: Iterable[str]) -> None:
         self._engine.abort(request_ids)
 
-    async def collect(self) -> list[Output]:
+    async def collect(self) -> list[StepOutput]:
         """Everything the steps gave since the last call. Steps that end while a call is on its way share the next."""
         return await self._outbox.take()
 

@@ -84,6 +84,6 @@ def merge(first: Output, second: Output) -> Output:
         prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
         finish_reason=second.finish_reason,
         stop_token=second.stop_token,
-        cached_tokens=second.cached_tokens,
+        cached_tokens=max(first.cached_tokens, second.cached_tokens),
         error=second.error,
     )

@@ -78,7 +78,8 @@ class RemoteEngine:
         """For ever: take what the steps gave and share it out."""
         try:
             while True:
-                self._inboxes.deliver(await _call(self._actor, "collect"))
+                for step in await _call(self._actor, "collect"):
+                    self._inboxes.deliver(step)
         except (SluiceError, RayError) as error:
             logger.error("The engine has failed; its requests end: %s", error)
             self._inboxes.fail(EngineUnavailable("The engine has failed. Send the request again.", code="engine_gone"))

@@ -9,16 +9,21 @@ import psutil
 import torch
 
 from engine.attention import PagedAttention, new_pool
+from engine.cache.events import EventLog
+from engine.cache.host import HostMemory, NoHostTier
 from engine.cache.paged import PagedKV
 from engine.cache.prefix import HashedPrefix, NoPrefix
 from engine.catalogue import resolve
 from engine.config import EngineConfig
+from engine.copies import BlockCopies, CudaStreams, HostCopies, NoHost, PinnedHostCopies, Pool, new_host_pool
 from engine.core import EngineCore
 from engine.errors import ConfigError
 from engine.inputs import InputBuilder
 from engine.intake import Limits
+from engine.lanes import Inline, WorkerLane
 from engine.model import Decoder, Loader, Model
 from engine.model_config import ModelConfig, read_config
+from engine.runner import Device as RunnerDevice
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.timing import StepTimer
@@ -43,19 +48,30 @@ def build_core(config: EngineConfig, clock: Callable[[], float]) -> EngineCore:
     max_model_len = _max_model_len(config, model_config)
     model = _load_model(config, folder, model_config, device, max_model_len)
     num_blocks = _num_blocks(config, model_config, device, max_model_len)
-    kv = PagedKV(num_blocks, config.cache.block_size, HashedPrefix() if config.cache.prefix else NoPrefix())
+    kv = _cache(config, num_blocks)
     timer = StepTimer(clock)
     eos = model_config.eos_token_ids
     runner = ModelRunner(
         model,
-        _pool(config, model_config, device, num_blocks),
+        _runner_device(config, model_config, device, num_blocks),
         InputBuilder(config.policy.max_num_seqs, kv.blocks_for(max_model_len), kv.block_size, device.device),
         eos,
         timer,
     )
     limits = Limits(max_model_len, kv.capacity, model_config.vocab_size, eos)
-    scheduler = Scheduler(config.policy.build(), kv, eos, evict_every_steps=config.evict_every_steps)
-    return EngineCore(scheduler, runner, limits, timer)
+    scheduler = Scheduler(
+        config.policy.build(), kv, eos, drafts=config.drafts, evict_every_steps=config.evict_every_steps
+    )
+    return EngineCore(scheduler, runner, limits, timer, depth=int(config.overlap))
+
+
+def _cache(config: EngineConfig, num_blocks: int) -> PagedKV:
+    """Blocks are known by the model that computed them, so that engines can compare what they remember."""
+    cache, events = config.cache, EventLog()
+    namespace = {"model": config.model, "dtype": config.dtype, "implementation": config.implementation}
+    index = HashedPrefix(namespace) if cache.prefix else NoPrefix()
+    host = HostMemory(cache.host_blocks, events) if cache.host_blocks else NoHostTier()
+    return PagedKV(num_blocks, cache.block_size, index, host, events)
 
 
 def _device(config: EngineConfig, model_config: ModelConfig) -> Device:
@@ -128,6 +144,7 @@ def _num_blocks(config: EngineConfig, model_config: ModelConfig, device: Device,
             f"Write at most num_blocks: {int(free * 0.9) // block_bytes}.",
             param="cache.num_blocks",
         )
+    _check_host_tier(config, block_bytes, blocks * block_bytes)
     needed = -(-max_model_len // cache.block_size) + 1
     if blocks < needed:
         raise ConfigError(
@@ -140,9 +157,34 @@ def _num_blocks(config: EngineConfig, model_config: ModelConfig, device: Device,
     return blocks
 
 
-def _pool(config: EngineConfig, model_config: ModelConfig, device: Device, num_blocks: int) -> PagedAttention:
-    shape = (model_config.layers, num_blocks, model_config.kv_heads, model_config.head_dim, config.cache.block_size)
-    return PagedAttention(*new_pool(shape, device.dtype, device.device), device.backend)
+def _check_host_tier(config: EngineConfig, block_bytes: int, pool_bytes: int) -> None:
+    """On a CPU both tiers share one memory."""
+    free = _free_bytes(torch.device("cpu")) - (pool_bytes if config.device == "cpu" else 0)
+    wanted = config.cache.host_blocks * block_bytes
+    if wanted > free:
+        raise ConfigError(
+            f"cache.host_blocks is {config.cache.host_blocks}, which needs {_gib(wanted)}, but {_gib(free)} of host "
+            f"memory are free. Write at most host_blocks: {max(0, int(free * 0.9)) // block_bytes}.",
+            param="cache.host_blocks",
+        )
+
+
+def _runner_device(config: EngineConfig, model_config: ModelConfig, device: Device, num_blocks: int) -> RunnerDevice:
+    """The KV pools of both tiers, and the lane that the steps run on."""
+    block = (model_config.kv_heads, model_config.head_dim, config.cache.block_size)
+    pool = new_pool((model_config.layers, num_blocks, *block), device.dtype, device.device)
+    copies = _copies(config, pool, device.device)
+    lane = WorkerLane(torch.get_num_threads()) if config.overlap else Inline()
+    return RunnerDevice(PagedAttention(*pool, device.backend), copies, lane)
+
+
+def _copies(config: EngineConfig, pool: Pool, device: torch.device) -> BlockCopies:
+    if not config.cache.host_blocks:
+        return NoHost()
+    host = new_host_pool(pool, config.cache.host_blocks, pinned=device.type == "cuda")
+    if device.type == "cuda":
+        return PinnedHostCopies(pool, host, CudaStreams(device))
+    return HostCopies(pool, host)
 
 
 def _free_bytes(device: torch.device) -> int:

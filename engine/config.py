@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from engine.policies import PolicyConfig
 from engine.policies.preemption import Preemption
+from engine.speculate import DraftConfig, NoDrafts
 
 TILE = 16
 
@@ -22,6 +23,7 @@ class CacheConfig(Frozen):
     num_blocks: int | None = Field(None, ge=2, description="blocks in the pool; block 0 is never handed out")
     memory_fraction: float = Field(0.5, gt=0.0, lt=1.0)
     prefix: bool = Field(True, description="keep computed blocks findable for later prompts")
+    host_blocks: int = Field(0, ge=0, description="blocks in host memory for prefixes that the device has no room for")
 
     @field_validator("block_size")
     @classmethod
@@ -30,13 +32,23 @@ class CacheConfig(Frozen):
             raise ValueError(f"must be a multiple of {TILE}, e.g. {value // TILE * TILE or TILE}")
         return value
 
+    @model_validator(mode="after")
+    def _something_to_keep(self) -> "CacheConfig":
+        if self.host_blocks and not self.prefix:
+            raise ValueError(
+                f"host_blocks is {self.host_blocks} but prefix is false: the host tier keeps prefixes. "
+                "Write prefix: true, or host_blocks: 0"
+            )
+        return self
+
 
 class EngineConfig(Frozen):
     """Everything one engine needs to start.
 
     `model` is a catalogue name, a local folder with safetensors, a hub id or a .gguf file. `max_model_len` None means
-    the model's own context. `threads` None means all cores. `evict_every_steps` k > 0 evicts a running request every
-    k steps: a testing device that must change no token.
+    the model's own context. `drafts` says how the next tokens are guessed, `overlap` whether a step is planned while
+    the one before runs. `threads` None means all cores. `evict_every_steps` k > 0 evicts a running request every k
+    steps: a testing device. None of the four changes a token.
     """
 
     model: str = "smollm2-135m-instruct"
@@ -48,5 +60,7 @@ class EngineConfig(Frozen):
     max_model_len: int | None = Field(None, ge=2)
     cache: CacheConfig = CacheConfig()
     policy: PolicyConfig = Preemption()
+    drafts: DraftConfig = NoDrafts()
+    overlap: bool = False
     threads: int | None = Field(None, ge=1)
     evict_every_steps: int = Field(0, ge=0)

@@ -3,48 +3,92 @@
 Pure Python: no torch, no Ray, no clock.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple, Protocol
 
 from engine.request import Logprob, Request
 
 
-class Move(NamedTuple):
-    """A block copy owed before the forward pass, within one pool: `source` → `target`."""
+class Route(Enum):
+    DOWN = "device to host"
+    UP = "host to device"
 
+
+class Move(NamedTuple):
+    """A block copy owed before the forward pass: block `source` of one pool → block `target` of the other."""
+
+    route: Route
     source: int
     target: int
 
 
 class Chunk(NamedTuple):
-    """What one request computes in one step: positions `start` … `start + length - 1` of its tokens."""
+    """What one request computes in one step: positions `start` … `start + length - 1`.
+
+    The last ones are those of `draft`, if it has one. A chunk that `samples` gives one token behind its last known
+    position and one behind each guess. One that starts at `len(request.tokens)` begins with the token that the step
+    before it samples, which only the executor can know. `life` is the request's at the time of planning.
+    """
 
     request: Request
     start: int
     length: int
     samples: bool
+    life: int
+    draft: Sequence[int] = ()
 
     @property
     def end(self) -> int:
         return self.start + self.length
 
+    @property
+    def num_sampled(self) -> int:
+        return 1 + len(self.draft) if self.samples else 0
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step: what runs, and the block copies that come before it. Iterating gives all chunks, decodes first.
+
+    Most chunks of a busy engine are decodes: one position, one token, nothing else wanted. An object for each would
+    cost more than scheduling it, so they are kept as columns: the request, and its life at the time of planning.
+    """
+
+    decodes: list[Request]
+    lives: list[int]
+    chunks: list[Chunk]
+    moves: Sequence[Move] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.decodes or self.chunks)
+
+    def __len__(self) -> int:
+        return len(self.decodes) + len(self.chunks)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        """To be used before the next step is planned: a decode is at its request's last computed position."""
+        for request, life in zip(self.decodes, self.lives, strict=True):
+            yield Chunk(request, request.computed - 1, 1, samples=True, life=life)
+        yield from self.chunks
+
 
 @dataclass(slots=True)
 class Sampled:
-    """What a step produced, one entry per chunk that samples, in chunk order.
+    """What a step produced: `num_sampled` tokens for each chunk, in the plan's order.
 
-    `logprobs` holds an entry for each chunk whose request wants them, by request id; `prompt_logprobs` the entries
-    for the prompt positions `start + 1 …` that this chunk predicts, by request id.
+    `logprobs` holds as many entries for each chunk whose request wants them, by request id; `prompt_logprobs` the
+    entries for the prompt positions `start + 1 …` that this chunk predicts, by request id.
     """
 
     tokens: list[int]
-    logprobs: dict[str, Logprob] = field(default_factory=dict)
+    logprobs: dict[str, list[Logprob]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[Logprob]] = field(default_factory=dict)
 
 
 class KVCache(Protocol):
-    """Who may hold which blocks. It alone writes `Request.blocks`, `hashes`, `published` and `cached`."""
+    """Who may hold which blocks. It alone writes `Request.blocks`, `capacity`, `hashes`, `published`, `cached`."""
 
     @property
     def room(self) -> int:
@@ -70,6 +114,10 @@ class KVCache(Protocol):
         """
         ...
 
+    def lacking(self, requests: Iterable[Request]) -> int:
+        """Blocks to be taken before each of these running requests can sample its next token, guesses aside."""
+        ...
+
     def freed(self, requests: Sequence[Request]) -> int:
         """Blocks that the pool would gain if these were released now."""
         ...
@@ -77,6 +125,7 @@ class KVCache(Protocol):
     def reserve(self, request: Request, limit: int) -> int:
         """Blocks for at most `limit` of the pending positions. Tokens granted; 0: no room, and nothing changed.
 
+        Positions below `capacity` need no leave.
         A request without blocks adopts its cached prefix first: `computed` moves to its end.
         """
         ...
@@ -120,7 +169,17 @@ class Step(Protocol):
         ...
 
     def run(self, request: Request, limit: int) -> bool:
-        """Grant up to `limit` tokens of the request's pending ones. False: no room, nothing changed."""
+        """Grant up to `limit` tokens of the request's pending ones. False: no room, nothing changed.
+
+        Guesses are granted only from room that nobody else may need in this step: they never cause an eviction.
+        """
+        ...
+
+    def run_all(self, requests: Sequence[Request], limit: int, each: int) -> int:
+        """`run` for every running one of these, in order, `limit` tokens in all and at most `each` for one.
+
+        Ends early at the first for which there is no room, or when `limit` is spent; returns how many it has passed.
+        """
         ...
 
     def evict(self, request: Request) -> None:
@@ -151,6 +210,10 @@ class Policy(Protocol):
 class Executor(Protocol):
     """The model runner, a simulator, or a test's token memory."""
 
-    def submit(self, chunks: Sequence[Chunk], moves: Sequence[Move]) -> Callable[[], Sampled]:
-        """Start the step; returns at once. The returned call waits for its result."""
+    def submit(self, plan: StepPlan) -> Callable[[], Sampled]:
+        """Start the step; the returned call waits for its result.
+
+        Steps, and the moves before each of them, take effect in the order of submission. So a block may be given to
+        the next step while one in flight still writes it.
+        """
         ...

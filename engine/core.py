@@ -1,12 +1,14 @@
 """One engine as a plain object: requests in, one step at a time, outputs out. No thread, no text, no device code."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from engine.contract import Executor
+from engine.cache.events import CacheEvents
+from engine.contract import Executor, Sampled, StepPlan
 from engine.intake import Limits, check
 from engine.policies import PolicyConfig
-from engine.request import Output, Request, SamplingParams
+from engine.request import Request, SamplingParams, StepOutput
 from engine.scheduler import Scheduler
 from engine.timing import PARTS, StepTimer
 
@@ -29,53 +31,113 @@ class EngineStats:
     notes: dict[str, int] = field(default_factory=dict)
 
 
-class EngineCore:
-    """`step` is the whole loop: plan, run, take in the results. Call it while `has_work`."""
+def _drop(events: CacheEvents) -> None:
+    """Nobody routes by what this engine remembers."""
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, limits: Limits, timer: StepTimer) -> None:
+
+class EngineCore:
+    """`step` is the whole loop: plan, run, take in the results. Call it while `has_work`.
+
+    `depth` is how many steps may be in flight while the next is planned: 0, or 1 for overlap. `on_events` is told once
+    a step what became findable in the KV cache and what is gone.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        limits: Limits,
+        timer: StepTimer,
+        *,
+        depth: int = 0,
+        on_events: Callable[[CacheEvents], None] = _drop,
+    ) -> None:
+        assert depth in (0, 1), "a third step would have to know tokens of the first"
         self.limits = limits
         self._scheduler = scheduler
         self._executor = executor
         self._timer = timer
+        self._depth = depth
+        self._on_events = on_events
+        self._in_flight: deque[tuple[StepPlan, Callable[[], Sampled]]] = deque()
         self._prompt_tokens = 0
         self._generated_tokens = 0
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return self._scheduler.has_work or self.in_flight > 0
+
+    @property
+    def in_flight(self) -> int:
+        """Steps whose results have not been taken in."""
+        return len(self._in_flight)
 
     @property
     def steps(self) -> int:
         """Steps that ran something."""
         return self._timer.steps
 
-    def add(self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, priority: int = 0) -> None:
+    def add(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> None:
         """Raises RequestError if the request could never run."""
         check(prompt, params, self.limits)
         self._prompt_tokens += len(prompt)
-        self._scheduler.add(Request(request_id, list(prompt), len(prompt), params, priority), self._timer.now)
+        request = Request(request_id, list(prompt), len(prompt), params, priority, cache_salt)
+        self._scheduler.add(request, self._timer.now)
 
     def abort(self, request_id: str) -> bool:
         return self._scheduler.abort(request_id)
 
     def abort_all(self) -> list[str]:
+        """Ends everything, also what is in flight: after a failure its results cannot be trusted."""
+        self._in_flight.clear()
         return self._scheduler.abort_all()
 
     def set_policy(self, policy: PolicyConfig) -> None:
         """From the next step on; requests that run go on under the new policy."""
         self._scheduler.policy = policy.build()
 
-    def step(self) -> list[Output]:
+    def clear_prefix_cache(self) -> None:
+        """Forget all computed prefixes; running requests go on."""
+        self._scheduler.kv.clear()
+
+    def step(self) -> StepOutput:
+        """Starts one step, and takes in the oldest in flight once there are more than `depth` or nothing can start.
+
+        Requests that a policy gave up are told, too.
+        """
+        started = self._start()
+        failures = self._scheduler.take_failures()
+        output = StepOutput()
+        if self._in_flight and (not started or self.in_flight > self._depth):
+            output = self._finish()
+        output.others += failures
+        self._on_events(self._scheduler.kv.take_events())
+        return output
+
+    def _start(self) -> bool:
         with self._timer.part("plan"):
-            chunks = self._scheduler.plan(self._timer.now)
-        if not chunks:
-            return self._scheduler.take_failures()
-        sampled = self._executor.submit(chunks, ())()
-        with self._timer.part("publish"):
-            outputs = self._scheduler.take_failures() + self._scheduler.resolve(chunks, sampled)
+            plan = self._scheduler.plan(self._timer.now)
+        if not plan:
+            return False
+        self._in_flight.append((plan, self._executor.submit(plan)))
         self._timer.steps += 1
-        self._generated_tokens += len(sampled.tokens)
-        return outputs
+        return True
+
+    def _finish(self) -> StepOutput:
+        plan, result = self._in_flight.popleft()
+        sampled = result()
+        with self._timer.part("publish"):
+            output = self._scheduler.resolve(plan, sampled)
+        self._generated_tokens += output.num_tokens
+        return output
 
     def stats(self) -> EngineStats:
         scheduler = self._scheduler

@@ -27,7 +27,7 @@ class Completion:
         self.logprobs += output.logprobs or []
         self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
         self.finish_reason = output.finish_reason
-        self.cached_tokens = output.cached_tokens
+        self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
 
 
 class Engine:
@@ -77,9 +77,9 @@ class Engine:
         return self._core.stats()
 
     def _step(self, index_of: dict[str, int]) -> Iterator[tuple[int, Output]]:
-        steps = self._core.steps
-        outputs = self._core.step()
-        if not outputs and self._core.steps == steps:
+        steps, in_flight = self._core.steps, self._core.in_flight
+        output = self._core.step()
+        if not output and self._core.steps == steps and not in_flight:
             raise SluiceError("The policy planned an empty step while requests wait; this is a bug in the policy.")
-        for output in outputs:
-            yield index_of[output.request_id], output
+        for given in output:
+            yield index_of[given.request_id], given

@@ -104,5 +104,7 @@ class InputBuilder:
 def _token_ids(chunks: Sequence[Chunk]) -> list[int]:
     ids: list[int] = []
     for chunk in chunks:
-        ids += chunk.request.tokens[chunk.start : chunk.end]
+        known = chunk.request.tokens[chunk.start : chunk.end]
+        ids += known or [0]  # a token that the step before samples is filled in when that has run
+        ids += chunk.draft
     return ids

@@ -10,16 +10,16 @@ from queue import Empty, SimpleQueue
 from engine.core import EngineCore, EngineStats
 from engine.intake import check
 from engine.policies import PolicyConfig
-from engine.request import FinishReason, Output, SamplingParams
+from engine.request import FinishReason, Output, SamplingParams, StepOutput
 
 logger = logging.getLogger(__name__)
 Command = Callable[[], None]
 
 
 class EngineLoop:
-    """`publish` is called on the engine's thread, once per step, with that step's outputs of all requests."""
+    """`publish` is called on the engine's thread, once per step, with what that step gave."""
 
-    def __init__(self, core: EngineCore, publish: Callable[[list[Output]], None]) -> None:
+    def __init__(self, core: EngineCore, publish: Callable[[StepOutput], None]) -> None:
         self._core = core
         self._publish = publish
         self._inbox: SimpleQueue[Command] = SimpleQueue()
@@ -36,10 +36,12 @@ class EngineLoop:
         self._inbox.put(self._stop)
         self._thread.join()
 
-    def submit(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
+    def submit(
+        self, request_id: str, prompt: list[int], params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
+    ) -> None:
         """Raises RequestError at once if the request could never run."""
         check(prompt, params, self._core.limits)
-        self._inbox.put(lambda: self._core.add(request_id, prompt, params))
+        self._inbox.put(lambda: self._core.add(request_id, prompt, params, priority=priority, cache_salt=cache_salt))
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Unknown and finished ids are ignored. No output follows for the others."""
@@ -79,19 +81,18 @@ class EngineLoop:
 
     def _step(self) -> None:
         try:
-            outputs = self._core.step()
+            output = self._core.step()
         except Exception:  # the loop must live: one failed step ends its requests, not the engine
             logger.exception("A step failed; its requests end with an error and the engine goes on.")
-            outputs = self._fail_all()
+            output = self._fail_all()
         self._last_step = time.monotonic()
-        if outputs:
-            self._publish(outputs)
+        if output:
+            self._publish(output)
 
-    def _fail_all(self) -> list[Output]:
+    def _fail_all(self) -> StepOutput:
         message = "The engine failed while it computed this request; its log has the cause. Send it again."
-        return [
-            Output(request_id, finish_reason=FinishReason.ERROR, error=message) for request_id in self._core.abort_all()
-        ]
+        ids = self._core.abort_all()
+        return StepOutput(others=[Output(one, finish_reason=FinishReason.ERROR, error=message) for one in ids])
 
     def _abort(self, request_ids: list[str]) -> None:
         for request_id in request_ids:

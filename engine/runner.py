@@ -1,71 +1,117 @@
-"""The executor that owns the model: one forward pass over a step's chunks, then sampling.
+"""The executor that owns the model: block copies, one forward pass over a step's chunks, then sampling.
 
-Shapes: R rows that need logits, V vocabulary.
+Shapes: T tokens of this step, R rows that need logits, S rows that sample, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from engine.attention import PagedAttention
-from engine.contract import Chunk, Move, Sampled
+from engine.contract import Chunk, Move, Sampled, StepPlan
+from engine.copies import BlockCopies
 from engine.inputs import InputBuilder
-from engine.model import Model
+from engine.lanes import Lane
+from engine.model import Model, Tokens
 from engine.request import Logprob, Request
 from engine.sampler import Row, logprobs, sample
 from engine.timing import StepTimer
 
 
 @dataclass(frozen=True, slots=True)
+class Device:
+    """What a step touches there: the KV blocks, how they are copied to and from the host tier, and where it runs."""
+
+    attend: PagedAttention
+    copies: BlockCopies
+    lane: Lane
+
+
+@dataclass(slots=True)
+class _Work:
+    """A step as it was submitted: nothing in it changes while earlier steps run."""
+
+    moves: Sequence[Move]
+    chunks: Sequence[Chunk]
+    tokens: Tokens
+    rows_R: Tensor
+    fed: list[tuple[int, int]]  # (position in T, row in S of the step before) of tokens that are yet to be sampled
+
+
+@dataclass(slots=True)
 class ModelRunner:
     """See `contract.Executor`. `eos_token_ids` are what `min_tokens` holds back."""
 
     model: Model
-    attend: PagedAttention
+    device: Device
     inputs: InputBuilder
     eos_token_ids: tuple[int, ...]
     timer: StepTimer
+    _row_of: dict[Request, int] = field(default_factory=dict)
+    _last_tokens: list[int] = field(default_factory=list)
 
-    def submit(self, chunks: Sequence[Chunk], moves: Sequence[Move] = ()) -> Callable[[], Sampled]:
-        assert not moves, "this executor has no second pool to copy from"
-        sampled = self._run(chunks)
-        return lambda: sampled
+    def submit(self, plan: StepPlan) -> Callable[[], Sampled]:
+        with self.timer.part("prepare"):
+            chunks = list(plan)
+            tokens = self.inputs.build(chunks)
+            starts = tokens.batch.query_starts
+            rows_R = torch.tensor(_rows(starts, chunks), dtype=torch.int64, device=tokens.id_T.device)
+            fed = [(starts[i], self._row_of[chunk.request]) for i, chunk in enumerate(chunks) if _is_fed(chunk)]
+            self._row_of = _last_rows(chunks)
+        work = _Work(plan.moves, chunks, tokens, rows_R, fed)
+        return self.device.lane.submit(lambda: self._run(work))
 
     @torch.inference_mode()
-    def _run(self, chunks: Sequence[Chunk]) -> Sampled:
-        with self.timer.part("prepare"):
-            tokens = self.inputs.build(chunks)
-            sampling = [chunk for chunk in chunks if chunk.samples]
-            rows = _rows(tokens.batch.query_starts, chunks)
-            rows_R = torch.tensor(rows, dtype=torch.int64, device=tokens.id_T.device)
+    def _run(self, work: _Work) -> Sampled:
         with self.timer.part("forward"):
-            logits_RV = self.model.forward(tokens, rows_R, self.attend)
+            self.device.copies.apply(work.moves)
+            for position, row in work.fed:
+                work.tokens.id_T[position] = self._last_tokens[row]
+            logits_RV = self.model.forward(work.tokens, work.rows_R, self.device.attend)
         with self.timer.part("sample"):
-            sampled = self._sample(logits_RV[: len(sampling)], [chunk.request for chunk in sampling])
-            sampled.prompt_logprobs = _score_prompts(logits_RV[len(sampling) :], chunks)
+            rows = [row for chunk in work.chunks for row in self._sample_rows(chunk)]
+            sampled = _sample(logits_RV[: len(rows)], rows, work.chunks)
+            sampled.prompt_logprobs = _score_prompts(logits_RV[len(rows) :], work.chunks)
+        self._last_tokens = sampled.tokens
         return sampled
 
-    def _sample(self, logits_RV: Tensor, requests: list[Request]) -> Sampled:
-        if not requests:
-            return Sampled([])
-        wanted = [index for index, request in enumerate(requests) if request.params.logprobs is not None]
-        believed_RV = logits_RV[wanted]  # before bans change the logits
-        tokens = sample(logits_RV, [self._row(request) for request in requests])
-        if not wanted:
-            return Sampled(tokens)
-        counts = [requests[index].params.logprobs or 0 for index in wanted]
-        entries = logprobs(believed_RV, [tokens[index] for index in wanted], counts)
-        ids = [requests[index].id for index in wanted]
-        return Sampled(tokens, dict(zip(ids, entries, strict=True)))
+    def _sample_rows(self, chunk: Chunk) -> Iterator[Row]:
+        """One for the position behind the chunk, before it one behind each position that a guess follows."""
+        params = chunk.request.params
+        banned = (() if params.ignore_eos else self.eos_token_ids) + params.stop_token_ids
+        for position in range(chunk.end + 1 - chunk.num_sampled, chunk.end + 1):
+            held_back = position - chunk.request.prompt_len < params.min_tokens
+            yield Row(params, position, banned if held_back else ())
 
-    def _row(self, request: Request) -> Row:
-        params = request.params
-        banned: tuple[int, ...] = ()
-        if request.num_output < params.min_tokens:
-            banned = (() if params.ignore_eos else self.eos_token_ids) + params.stop_token_ids
-        return Row(params, len(request.tokens), banned)
+
+def _is_fed(chunk: Chunk) -> bool:
+    return chunk.start == len(chunk.request.tokens)
+
+
+def _last_rows(chunks: Sequence[Chunk]) -> dict[Request, int]:
+    """Which of the step's sampled tokens is a request's last."""
+    last, count = {}, 0
+    for chunk in chunks:
+        count += chunk.num_sampled
+        last[chunk.request] = count - 1
+    return last
+
+
+def _sample(logits_SV: Tensor, rows: Sequence[Row], chunks: Iterable[Chunk]) -> Sampled:
+    if not rows:
+        return Sampled([])
+    wanted = [index for index, row in enumerate(rows) if row.params.logprobs is not None]
+    believed_SV = logits_SV[wanted]  # before bans change the logits
+    tokens = sample(logits_SV, rows)
+    if not wanted:
+        return Sampled(tokens)
+    counts = [rows[index].params.logprobs or 0 for index in wanted]
+    entries = iter(logprobs(believed_SV, [tokens[index] for index in wanted], counts))
+    asking = [chunk for chunk in chunks if chunk.request.params.logprobs is not None]
+    return Sampled(tokens, {chunk.request.id: list(islice(entries, chunk.num_sampled)) for chunk in asking})
 
 
 def _scored(chunk: Chunk) -> range:
@@ -76,9 +122,11 @@ def _scored(chunk: Chunk) -> range:
 
 
 def _rows(query_starts: Sequence[int], chunks: Sequence[Chunk]) -> list[int]:
-    """Rows of the step that need logits: the last of each chunk that samples, then the scored prompt positions."""
+    """Rows of the step that need logits: the last ones of each chunk that samples, then the scored prompt positions."""
     starts = list(zip(query_starts, chunks, strict=False))
-    rows = [start + chunk.length - 1 for start, chunk in starts if chunk.samples]
+    rows: list[int] = []
+    for start, chunk in starts:
+        rows += range(start + chunk.length - chunk.num_sampled, start + chunk.length)
     for start, chunk in starts:
         rows += [start + position - chunk.start for position in _scored(chunk)]
     return rows

@@ -7,8 +7,10 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
 from engine.cache.paged import PagedKV
-from engine.contract import Chunk, KVCache, Policy, Sampled
-from engine.request import FinishReason, Output, Request
+from engine.contract import Chunk, KVCache, Move, Policy, Sampled, StepPlan
+from engine.request import FinishReason, Output, Request, StepOutput
+from engine.resolve import Resolver
+from engine.speculate import Drafts, NoDrafts
 
 
 class StepInTheMaking:
@@ -23,25 +25,51 @@ class StepInTheMaking:
         self.evicted: list[Request] = []
         self.failed: dict[Request, str] = {}
         self.notes: Counter[str] = Counter()
+        self.decodes: list[Request] = []
         self.chunks: dict[Request, Chunk] = {}
 
     def run(self, request: Request, limit: int) -> bool:
+        wanted = min(limit, request.pending)
+        if wanted == 0:
+            return True
+        if request.draft:
+            wanted = self._without_dear_guesses(request, wanted)
         admitted = bool(request.blocks)
-        granted = self.kv.reserve(request, limit)
+        granted = self.kv.reserve(request, wanted)
         if not granted:
             return False
         if not admitted:
             self._admit(request)
-        end = request.computed + granted
-        self.chunks[request] = Chunk(request, request.computed, granted, samples=end == len(request.tokens))
-        request.computed = end
-        self.tokens += granted
+        self._schedule(request, granted)
         return True
+
+    def run_all(self, requests: Sequence[Request], limit: int, each: int) -> int:
+        """Most are decodes that need no new block: for them this loop is the whole cost of planning."""
+        end = self.tokens + limit
+        for index, request in enumerate(requests):
+            if self.tokens >= end:
+                return index
+            start, due = request.computed, len(request.tokens) + request.promised
+            if not request.blocks:
+                continue  # evicted for one before it
+            if request.plain and start + 1 == due and (not request.promised or due < request.full_len):
+                if start == request.capacity and not self.kv.reserve(request, 1):
+                    return index
+                request.computed = due
+                request.promised += 1
+                self.tokens += 1
+                self.decodes.append(request)
+            elif not self.run(request, min(each, end - self.tokens)):
+                return index
+        return len(requests)
 
     def evict(self, request: Request) -> None:
         self._withdraw(request)
         self.kv.release(request)
         request.evictions += 1
+        request.life += 1
+        request.promised = 0
+        request.draft = ()
         self.running.remove(request)
         self.waiting.appendleft(request)
         self.evicted.append(request)
@@ -51,13 +79,41 @@ class StepInTheMaking:
         self.failed[request] = reason
 
     def note(self, what: str, amount: int = 1) -> None:
-        self.notes[what] += amount
+        if amount:
+            self.notes[what] += amount
+
+    def decided(self, moves: Sequence[Move]) -> StepPlan:
+        """The step as the executor gets it."""
+        return StepPlan(self.decodes, [r.life for r in self.decodes], list(self.chunks.values()), moves)
+
+    def _schedule(self, request: Request, granted: int) -> None:
+        assert request not in self.chunks, "a request runs once in a step"
+        start, due = request.computed, request.due
+        end = start + granted
+        draft = request.draft[: max(0, end - due)]
+        self.chunks[request] = Chunk(request, start, granted, end >= due, request.life, draft)
+        request.draft = ()
+        request.computed = end
+        request.promised += end >= due
+        self.tokens += granted
+
+    def _without_dear_guesses(self, request: Request, wanted: int) -> int:
+        """Guesses take blocks only if each running request could still take one after them."""
+        if self.kv.room - len(self.running) >= self.kv.missing(request, request.computed + wanted):
+            return wanted
+        return min(wanted, request.due - request.computed)
 
     def _withdraw(self, request: Request) -> None:
         chunk = self.chunks.pop(request, None)
         if chunk is not None:
-            request.computed -= chunk.length
+            request.computed = chunk.start
+            request.promised -= chunk.samples
             self.tokens -= chunk.length
+        elif request in self.decodes:
+            self.decodes.remove(request)
+            request.computed -= 1
+            request.promised -= 1
+            self.tokens -= 1
 
     def _admit(self, request: Request) -> None:
         if self.waiting[0] is request:
@@ -72,19 +128,27 @@ class Scheduler:
     """Requests come by `add`, leave by `resolve` (finished) or `abort`; `plan` decides each step in between."""
 
     def __init__(
-        self, policy: Policy, kv: PagedKV, eos_token_ids: Iterable[int] = (), *, evict_every_steps: int = 0
+        self,
+        policy: Policy,
+        kv: PagedKV,
+        eos_token_ids: Iterable[int] = (),
+        *,
+        drafts: Drafts | None = None,
+        evict_every_steps: int = 0,
     ) -> None:
         self.policy = policy
         self.kv = kv
         self.num_evictions = 0
-        self._eos = frozenset(eos_token_ids)
+        self.notes: Counter[str] = Counter()
+        self._drafts = drafts or NoDrafts()
+        self._eos = tuple(eos_token_ids)
+        self._resolver = Resolver(kv, self.notes)
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         self._requests: dict[str, Request] = {}
         self._evict_every = evict_every_steps
         self._arrivals = 0
         self._failures: list[Output] = []
-        self.notes: Counter[str] = Counter()
         self._steps = 0
 
     @property
@@ -103,6 +167,8 @@ class Scheduler:
         assert request.id not in self._requests, f"request id {request.id} is in use"
         self._arrivals += 1
         request.arrival, request.arrived_s = self._arrivals, now
+        request.stops = frozenset(request.params.stop_token_ids + (() if request.params.ignore_eos else self._eos))
+        request.draft_with(self._drafts.drafter(request.params.draft_tokens))
         self._requests[request.id] = request
         self._waiting.append(request)
 
@@ -111,7 +177,7 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None:
             return False
-        self._remove(request)
+        self._remove([request])
         return True
 
     def abort_all(self) -> list[str]:
@@ -120,86 +186,50 @@ class Scheduler:
             self.abort(request_id)
         return ids
 
-    def plan(self, now: float = 0.0) -> list[Chunk]:
+    def plan(self, now: float = 0.0) -> StepPlan:
         """The next step: which request computes which positions. Empty if nothing can run."""
         self._evict_on_schedule(now)
         step = StepInTheMaking(self._waiting, self._running, self.kv, now)
         self.policy.plan(step)
         self.num_evictions += len(step.evicted)
-        self.notes += step.notes
+        self.notes.update(step.notes)
         for request, reason in step.failed.items():
             self._failures.append(Output(request.id, finish_reason=FinishReason.ERROR, error=reason))
-            self._remove(request)
-        return list(step.chunks.values())
+            self._remove([request])
+        if not step.tokens:
+            return StepPlan([], [], [])
+        return step.decided(self.kv.take_moves())
 
     def take_failures(self) -> list[Output]:
         """The last outputs of requests that a policy gave up since the last call."""
         failures, self._failures = self._failures, []
         return failures
 
-    def resolve(self, chunks: Sequence[Chunk], sampled: Sampled) -> list[Output]:
+    def resolve(self, plan: StepPlan, sampled: Sampled) -> StepOutput:
         """Take in what a step produced: publish blocks, append tokens, finish what is finished."""
-        tokens = iter(sampled.tokens)
-        outputs = []
-        for chunk in chunks:
-            token = next(tokens) if chunk.samples else None
-            request = chunk.request
-            if self._requests.get(request.id) is not request:
-                continue  # aborted while the step ran
-            self.kv.publish(request, chunk.end)
-            self._keep_prompt_logprobs(chunk, sampled)
-            if token is not None:
-                outputs.append(self._append(request, token, sampled))
-        return outputs
+        output = self._resolver.resolve(plan, sampled)
+        self._remove([self._requests[other.request_id] for other in output.others if other.finish_reason is not None])
+        return output
 
     def check(self) -> None:
         """Conservation of requests and blocks; cheap enough for every step of a test."""
         self.kv.check(self._running)
         assert len(self._waiting) + len(self._running) == len(self._requests)
-        assert not any(request.blocks for request in self._waiting)
+        assert not any(request.blocks or request.promised or request.draft for request in self._waiting)
 
-    def _append(self, request: Request, token: int, sampled: Sampled) -> Output:
-        output = Output(request.id, cached_tokens=request.cached)
-        if request.params.max_tokens:
-            if request.num_output == 0:
-                output.prompt_logprobs = request.prompt_logprobs
-            request.tokens.append(token)
-            output.tokens.append(token)
-            if (logprob := sampled.logprobs.get(request.id)) is not None:
-                output.logprobs = [logprob]
-        else:
-            output.prompt_logprobs = request.prompt_logprobs
-        output.finish_reason = self._finish_reason(request, output)
-        if output.finish_reason is not None:
-            self._remove(request)
-        return output
-
-    def _finish_reason(self, request: Request, output: Output) -> FinishReason | None:
-        params = request.params
-        for token in output.tokens:
-            ends_text = token in self._eos and not params.ignore_eos
-            if ends_text or token in params.stop_token_ids:
-                output.stop_token = token
-                return FinishReason.STOP
-        return FinishReason.LENGTH if request.num_output >= params.max_tokens else None
-
-    def _keep_prompt_logprobs(self, chunk: Chunk, sampled: Sampled) -> None:
-        """By position, so that a prompt that is computed again after an eviction is not scored twice."""
-        request = chunk.request
-        if request.params.prompt_logprobs is None:
-            return
-        if request.prompt_logprobs is None:
-            request.prompt_logprobs = [None] * request.prompt_len
-        for position, logprob in enumerate(sampled.prompt_logprobs.get(request.id, ()), chunk.start + 1):
-            request.prompt_logprobs[position] = logprob
-
-    def _remove(self, request: Request) -> None:
-        del self._requests[request.id]
-        if request.blocks:
-            self._running.remove(request)
+    def _remove(self, requests: Sequence[Request]) -> None:
+        """Their blocks are free, and whatever a step in flight gives them will not count."""
+        for request in requests:
+            del self._requests[request.id]
+            request.life += 1
+            if not request.blocks:
+                self._waiting.remove(request)
             self.kv.release(request)
-        else:
-            self._waiting.remove(request)
+        if len(requests) == 1 and requests[0] in self._running:
+            self._running.remove(requests[0])
+        elif requests:
+            gone = set(requests)
+            self._running[:] = [request for request in self._running if request not in gone]
 
     def _evict_on_schedule(self, now: float) -> None:
         """The testing device evicts in a step of its own, before the policy sees the queues.

@@ -80,8 +80,7 @@ class ScriptedEngine:
         script = self.scripts.get(tuple(submission.prompt), COUNT_IDS)
         first = Output(submission.id, prompt_logprobs=self._prompt_rows(submission), cached_tokens=self.cached_tokens)
         if submission.params.max_tokens == 0:
-            first.finish_reason = FinishReason.LENGTH
-            yield first
+            yield first._replace(finish_reason=FinishReason.LENGTH)
             return
         for position, token in enumerate(script[: submission.params.max_tokens]):
             await self._step(position)
@@ -102,16 +101,16 @@ class ScriptedEngine:
 
     def _output(self, submission: Submission, output: Output, position: int, token: int) -> Output:
         params = submission.params
-        output.tokens = [token]
+        output = output._replace(tokens=(token,))
         if params.logprobs is not None:
-            output.logprobs = [self._row(token, params.logprobs)]
-        if token in self._stop_ids(submission):
-            output.finish_reason, output.stop_token = FinishReason.STOP, token
-        elif position + 1 == params.max_tokens:
-            output.finish_reason = FinishReason.LENGTH
+            output = output._replace(logprobs=[self._row(token, params.logprobs)])
         failure = self.failures.get(position)
         if isinstance(failure, FinishReason):
-            output.finish_reason, output.error = failure, "Traceback (most recent call last): secret"
+            return output._replace(finish_reason=failure, error="Traceback (most recent call last): secret")
+        if token in self._stop_ids(submission):
+            return output._replace(finish_reason=FinishReason.STOP, stop_token=token)
+        if position + 1 == params.max_tokens:
+            return output._replace(finish_reason=FinishReason.LENGTH)
         return output
 
     def _stop_ids(self, submission: Submission) -> tuple[int, ...]:

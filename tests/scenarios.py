@@ -49,8 +49,8 @@ class Scene:
         self, name: str, prompt_len: int, num_output: int, *, max_tokens: int = 100, evictions: int = 0
     ) -> Request:
         """It has computed all but its last token, and is due to decode."""
-        request = self._request(name, prompt_len + num_output, max_tokens)
-        request.prompt_len, request.admitted_len, request.evictions = prompt_len, prompt_len, evictions
+        request = self._request(name, prompt_len + num_output, max_tokens, prompt_len)
+        request.admitted_len, request.evictions = prompt_len, evictions
         assert self.kv.reserve(request, prompt_len + num_output - 1), "the scene does not fit"
         request.computed = prompt_len + num_output - 1
         self.running.append(request)
@@ -64,8 +64,8 @@ class Scene:
         self.running.append(request)
         return request
 
-    def waits(self, name: str, prompt_len: int, *, max_tokens: int = 10) -> Request:
-        request = self._request(name, prompt_len, max_tokens)
+    def waits(self, name: str, length: int, *, max_tokens: int = 10, num_output: int = 0) -> Request:
+        request = self._request(name, length, max_tokens, length - num_output)
         self.waiting.append(request)
         return request
 
@@ -84,15 +84,17 @@ class Scene:
         step = StepInTheMaking(self.waiting, self.running, self.kv, now)
         self.policy.plan(step)
         self.kv.check(self.running)
-        for chunk in step.chunks.values():
+        for chunk in step.decided(()):
             self.kv.publish(chunk.request, chunk.end)
             chunk.request.tokens += [NEXT] * chunk.samples
+            chunk.request.promised -= chunk.samples
         return step
 
-    def _request(self, name: str, length: int, max_tokens: int) -> Request:
+    def _request(self, name: str, length: int, max_tokens: int, prompt_len: int | None = None) -> Request:
         self._arrivals += 1
         tokens = [self._arrivals * 1000 + i for i in range(length)]
-        return Request(name, tokens, length, SamplingParams(max_tokens=max_tokens), arrival=self._arrivals)
+        params = SamplingParams(max_tokens=max_tokens)
+        return Request(name, tokens, prompt_len or length, params, arrival=self._arrivals)
 
     def names(self) -> list[str]:
         """Of those who wait, the front of the queue first."""
@@ -100,8 +102,9 @@ class Scene:
 
 
 def ran(step: StepInTheMaking) -> list[tuple[str, int]]:
-    """(request, tokens) of a planned step, in order."""
-    return [(chunk.request.id, chunk.length) for chunk in step.chunks.values()]
+    """(request, tokens) of a planned step, in order of admission."""
+    lengths = {chunk.request: chunk.length for chunk in step.decided(())}
+    return [(request.id, lengths[request]) for request in step.running if request in lengths]
 
 
 def evicted(step: StepInTheMaking) -> list[str]:

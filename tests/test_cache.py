@@ -11,8 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine.cache.blocks import BlockPool
 from engine.cache.paged import PagedKV
-from engine.cache.prefix import ROOT, HashedPrefix, NoPrefix, block_hash, extend_hashes
+from engine.cache.prefix import HashedPrefix, NoPrefix, block_hash, extend_hashes, root_hash
 from engine.request import Request
+
+ROOT = root_hash({})
 
 
 def request(tokens: Sequence[int], name: str = "r") -> Request:
@@ -147,7 +149,7 @@ def test_the_check_finds_a_reference_that_nobody_holds() -> None:
     second = admitted(kv, range(20))
     kv.check([first, second])
     with pytest.raises(AssertionError, match="references leaked"):
-        kv.check([second, replace(first, blocks=first.blocks[1:], computed=0)])
+        kv.check([second, replace(first, blocks=first.blocks[1:], capacity=16, computed=0)])
 
 
 def test_the_check_finds_a_request_that_holds_a_block_twice_or_computes_beyond_its_blocks() -> None:
@@ -392,8 +394,8 @@ def test_equal_tokens_behind_different_parents_have_different_hashes() -> None:
 def test_the_chain_carries_a_difference_to_every_later_block() -> None:
     one: list[bytes] = []
     other: list[bytes] = []
-    extend_hashes(one, range(64), 16)
-    extend_hashes(other, [99, *range(1, 64)], 16)
+    extend_hashes(one, ROOT, range(64), 16)
+    extend_hashes(other, ROOT, [99, *range(1, 64)], 16)
     assert len(one) == len(other) == 4 and not set(one) & set(other)
 
 
@@ -402,7 +404,7 @@ def test_hashes_are_of_a_domain_of_their_own() -> None:
     tokens = [7] * 16
     plain = blake2b(b"".join(token.to_bytes(4, "little") for token in tokens), digest_size=16).digest()
     chain: list[bytes] = []
-    extend_hashes(chain, tokens * 3, 16)
+    extend_hashes(chain, ROOT, tokens * 3, 16)
     assert len({plain, ROOT, *chain}) == 5
 
 
@@ -414,10 +416,10 @@ def test_token_ids_do_not_run_into_each_other(pair: tuple[list[int], list[int]])
 def test_hashes_grow_with_the_tokens_as_if_made_at_once() -> None:
     grown: list[bytes] = []
     for length in (5, 16, 20, 47, 48, 70):
-        extend_hashes(grown, range(length), 16)
+        extend_hashes(grown, grown[-1] if grown else ROOT, range(length), 16)
         assert len(grown) == length // 16
     at_once: list[bytes] = []
-    extend_hashes(at_once, range(70), 16)
+    extend_hashes(at_once, ROOT, range(70), 16)
     assert grown == at_once
 
 

@@ -24,9 +24,9 @@ def play(tokenizer: Tokenizer, bursts: list[list[int]], stop: tuple[str, ...] = 
     choice = Choice(0, Submission("r", [1000], SamplingParams(max_tokens=100)), Style(stop=stop), tokenizer)
     deltas = []
     for burst in bursts:
-        output = Output("r", burst, logprobs=[Logprob(token, -1.0) for token in burst])
-        output.finish_reason = FinishReason.LENGTH if burst is bursts[-1] else None
-        deltas.append(choice.feed(output))
+        reason = FinishReason.LENGTH if burst is bursts[-1] else None
+        logprobs = [Logprob(token, -1.0) for token in burst]
+        deltas.append(choice.feed(Output("r", tuple(burst), logprobs=logprobs, finish_reason=reason)))
         if choice.finish_reason:
             break
     return choice, join(delta for delta in deltas if delta)

@@ -45,7 +45,7 @@ class FakeHandle:
     """A DeploymentHandle as far as it is used."""
 
     def __init__(self, error: Exception | None = None, *, up: bool = True) -> None:
-        self.response = FakeResponse([Output("a", [5])], error)
+        self.response = FakeResponse([Output("a", (5,))], error)
         self._error = error
         self._up = up
 
@@ -105,7 +105,7 @@ ERRORS = [
 async def test_an_error_amid_a_stream_comes_out_as_ours(raised: Exception, expected: type[Exception]) -> None:
     handle = FakeHandle(raised)
     outputs = client(handle).generate(SUBMISSION)
-    assert (await anext(outputs)).tokens == [5]
+    assert (await anext(outputs)).tokens == (5,)
     with pytest.raises(expected) as caught:
         await anext(outputs)
     assert type(caught.value) is expected

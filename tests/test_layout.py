@@ -11,7 +11,16 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("engine", "kernels", "deployments", "loadtests", "cluster")
-PURE = ("engine.scheduler", "engine.policies", "engine.cache", "engine.request", "engine.contract", "engine.intake")
+PURE = (
+    "engine.scheduler",
+    "engine.policies",
+    "engine.cache",
+    "engine.request",
+    "engine.contract",
+    "engine.intake",
+    "engine.resolve",
+    "engine.speculate",
+)
 MODEL_SIDE = {"attention", "build", "foreign", "inputs", "model", "runner"}
 # loadtests speak HTTP or drive processes; from the engine they take only what knows no tensor.
 OPEN_TO_LOADTESTS = {
@@ -24,6 +33,7 @@ OPEN_TO_LOADTESTS = {
     "engine.policies",
     "engine.request",
     "engine.scheduler",
+    "engine.speculate",
     "engine.timing",
 }
 

@@ -1,14 +1,14 @@
 """The engine's thread: submissions, aborts and failures, with a fake executor that can be told to break."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from engine.contract import Chunk, Move, Sampled
+from engine.contract import Sampled, StepPlan
 from engine.errors import RequestError
 from engine.loop import EngineLoop
-from engine.request import FinishReason, Output, SamplingParams
+from engine.request import FinishReason, Output, SamplingParams, StepOutput
 from tests.fakes import expected_output
 from tests.harness import Harness
 
@@ -20,10 +20,10 @@ class Fragile:
         self._memory = inner.memory
         self.poison: str | None = None
 
-    def submit(self, chunks: Sequence[Chunk], moves: Sequence[Move]) -> Callable[[], Sampled]:
-        if any(chunk.request.id == self.poison for chunk in chunks):
+    def submit(self, plan: StepPlan) -> Callable[[], Sampled]:
+        if any(chunk.request.id == self.poison for chunk in plan):
             raise RuntimeError("a cosmic ray")
-        return self._memory.submit(chunks, moves)
+        return self._memory.submit(plan)
 
 
 class Served:
@@ -52,9 +52,9 @@ class Served:
     def tokens(self, request_id: str) -> list[int]:
         return [token for output in self.outputs[request_id] for token in output.tokens]
 
-    def _publish(self, outputs: list[Output]) -> None:
+    def _publish(self, step: StepOutput) -> None:
         with self._news:
-            for output in outputs:
+            for output in step:
                 self.outputs.setdefault(output.request_id, []).append(output)
             self._news.notify_all()
 

@@ -118,7 +118,7 @@ def test_a_chunk_is_never_smaller_than_a_block() -> None:
 def test_a_retracted_request_comes_back_in_chunks_output_and_all() -> None:
     """367 tokens of prompt and 438 of output: 288 are the whole blocks of a chunk of 300."""
     scene = Scene(Retract(chunked_prefill_size=300), usable=60)
-    scene.waits("w", 805, max_tokens=500).prompt_len = 367
+    scene.waits("w", 805, max_tokens=500, num_output=805 - 367)
     assert [ran(scene.plan()) for _ in range(3)] == [[("w", 288)], [("w", 288)], [("w", 229)]]
 
 
@@ -250,7 +250,7 @@ def test_a_resumed_request_reserves_only_what_it_may_still_generate() -> None:
     """64 tokens, 24 of them output, of at most 80: 64 + 56 + 16 of 160 are wanted; with all 80 it would not fit."""
     scene = Scene(Retract(), usable=12)
     quiet(scene)
-    scene.waits("w", 64, max_tokens=80).prompt_len = 40
+    scene.waits("w", 64, max_tokens=80, num_output=24)
     assert ran(scene.plan()) == [("w", 64)]
 
 

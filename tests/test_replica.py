@@ -19,7 +19,7 @@ from engine.core import EngineStats
 from engine.errors import EngineUnavailable, RequestError
 from engine.intake import Limits
 from engine.policies.preemption import Preemption
-from engine.request import FinishReason, Logprob, Output, SamplingParams
+from engine.request import FinishReason, Logprob, Output, SamplingParams, StepOutput
 
 INFO = EngineInfo("model", "preemption", Limits(max_model_len=64, kv_tokens=64, vocab_size=100))
 IDLE = EngineStats("preemption", 0, 0, 0, 10, 0, 0, 0, 0, {})
@@ -35,12 +35,12 @@ class FakeActor:
         self.policies: list[Any] = []
         self.age_s = 0.0
         self.slow_submit: asyncio.Event | None = None
-        self._steps: asyncio.Queue[list[Output] | Exception] = asyncio.Queue()
+        self._steps: asyncio.Queue[StepOutput | Exception] = asyncio.Queue()
         for verb in ("submit", "abort", "collect", "set_policy", "stats"):
             setattr(self, verb, SimpleNamespace(remote=getattr(self, f"_{verb}")))
 
     def step(self, *outputs: Output) -> None:
-        self._steps.put_nowait(list(outputs))
+        self._steps.put_nowait(StepOutput(others=list(outputs)))
 
     def die(self) -> None:
         self._steps.put_nowait(ActorDiedError())
@@ -55,11 +55,11 @@ class FakeActor:
             self.open.remove(request_id)
             self.aborted.append(request_id)
 
-    async def _collect(self) -> list[Output]:
-        outputs = await self._steps.get()
-        if isinstance(outputs, Exception):
-            raise outputs
-        return outputs
+    async def _collect(self) -> list[StepOutput]:
+        step = await self._steps.get()
+        if isinstance(step, Exception):
+            raise step
+        return [step]
 
     async def _set_policy(self, policy: Any) -> None:
         self.policies.append(policy)
@@ -93,7 +93,7 @@ def request(request_id: str = "a") -> Submission:
 
 
 def token(value: int, request_id: str = "a", finish: FinishReason | None = None) -> Output:
-    return Output(request_id, [value], finish_reason=finish)
+    return Output(request_id, (value,), finish_reason=finish)
 
 
 async def test_steps_that_came_meanwhile_are_one_output() -> None:
@@ -103,11 +103,11 @@ async def test_steps_that_came_meanwhile_are_one_output() -> None:
         first = asyncio.ensure_future(anext(outputs))
         await settle()
         actor.step(token(5))
-        assert (await first).tokens == [5]
+        assert (await first).tokens == (5,)
         actor.step(token(6), token(7, "other"))
         actor.step(token(7, finish=FinishReason.LENGTH))
         await settle()
-        assert [output.tokens async for output in outputs] == [[6, 7]]
+        assert [output.tokens async for output in outputs] == [(6, 7)]
         assert actor.aborted == []
 
 
@@ -174,7 +174,7 @@ async def test_tokens_that_came_before_the_death_are_still_delivered() -> None:
         await settle()
         actor.step(token(5))
         actor.die()
-        assert (await first).tokens == [5]
+        assert (await first).tokens == (5,)
         with pytest.raises(EngineUnavailable):
             await anext(outputs)
 
@@ -234,18 +234,18 @@ async def _look(steps: list[list[int]], data: st.DataObject) -> None:
     for index, tokens in enumerate(steps):
         last = index == len(steps) - 1
         logprobs = [Logprob(value, -1.0) for value in tokens]
-        inbox.put(Output("a", tokens, logprobs, finish_reason=FinishReason.STOP if last else None))
+        inbox.put(Output("a", tuple(tokens), logprobs, finish_reason=FinishReason.STOP if last else None))
         if last or data.draw(st.booleans()):
             seen = merge(seen, await anext(outputs))
-    assert seen.tokens == [value for tokens in steps for value in tokens]
-    assert [logprob.token for logprob in seen.logprobs or ()] == seen.tokens
+    assert seen.tokens == tuple(value for tokens in steps for value in tokens)
+    assert [logprob.token for logprob in seen.logprobs or ()] == list(seen.tokens)
     assert seen.finish_reason is FinishReason.STOP
     assert [output async for output in outputs] == []
 
 
 def test_merging_keeps_what_comes_once() -> None:
-    first = Output("a", [1], prompt_logprobs=[None], cached_tokens=16)
-    second = Output("a", [2], finish_reason=FinishReason.STOP, stop_token=2, cached_tokens=16)
+    first = Output("a", (1,), prompt_logprobs=[None], cached_tokens=16)
+    second = Output("a", (2,), finish_reason=FinishReason.STOP, stop_token=2, cached_tokens=16)
     assert merge(first, second) == Output(
-        "a", [1, 2], None, [None], FinishReason.STOP, stop_token=2, cached_tokens=16, error=None
+        "a", (1, 2), None, [None], FinishReason.STOP, stop_token=2, cached_tokens=16, error=None
     )

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from engine.errors import PromptTooLong, RequestError
 from engine.policies import PolicyConfig, Preemption, Retract, Static
 from engine.request import FinishReason
-from tests.fakes import EOS, expected_output
+from tests.fakes import EOS, Guesses, expected_output
 from tests.harness import Harness
 
 
@@ -266,6 +266,9 @@ def test_whatever_is_batched_chunked_cached_evicted_or_aborted_the_tokens_are_th
         max_model_len=128,
         prefix=data.draw(st.booleans()),
         evict_every_steps=data.draw(st.sampled_from([0, 3])),
+        drafts=data.draw(st.sampled_from([None, Guesses(4, 3), Guesses(2, 1), Guesses(5, 99)])),
+        host_blocks=data.draw(st.sampled_from([0, 3, 20])),
+        depth=data.draw(st.integers(0, 1)),
     )
     wanted: dict[str, list[int]] = {}
     for i in range(data.draw(st.integers(1, 12))):
@@ -277,6 +280,8 @@ def test_whatever_is_batched_chunked_cached_evicted_or_aborted_the_tokens_are_th
             engine.step()
         if data.draw(st.integers(0, 9)) == 0:
             engine.core.set_policy(data.draw(policies))
+        if data.draw(st.integers(0, 9)) == 0:
+            engine.core.clear_prefix_cache()
         if data.draw(st.booleans()) and data.draw(st.booleans()) and engine.core.abort(f"r{i}"):
             wanted[f"r{i}"] = wanted[f"r{i}"][: len(engine.tokens[f"r{i}"])]
     engine.run()

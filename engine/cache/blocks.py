@@ -67,6 +67,12 @@ class BlockPool:
         assert self._references[block] > 0
         self._findable[block] = 1
 
+    def forget_all(self) -> None:
+        """No block is findable any more, without a word to `forget`."""
+        self._findable = bytearray(self._num_blocks)
+        self._free += self._cached
+        self._cached.clear()
+
     def check(self) -> None:
         """Conservation: every block but 0 is exactly one of free, cached, referenced."""
         referenced = sum(count > 0 for count in self._references)

@@ -2,6 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
+UNBOUNDED = 2**63  # tokens: a limit that never binds
+
 
 class PolicyBase(BaseModel):
     """`max_num_seqs` is the most requests that run at once."""

@@ -69,14 +69,12 @@ class PreemptionPolicy:
             self._admit_waiting(step)
 
     def _continue_running(self, step: Step) -> None:
-        for request in tuple(step.running):
-            if not request.blocks:
-                continue  # evicted for one before it
-            limit = self._limit(step)
-            if limit == 0:
-                break
-            if not step.run(request, limit):
-                self._make_room(step, request, limit)
+        queue, passed = tuple(step.running), 0
+        while passed < len(queue) and self._left(step):
+            passed += step.run_all(queue[passed:], self._left(step), self._limit(step))
+            if passed < len(queue) and self._left(step):
+                self._make_room(step, queue[passed], self._limit(step))
+                passed += 1
 
     def _make_room(self, step: Step, request: Request, limit: int) -> None:
         """Evict those less urgent, the least urgent first, if that is enough; the least urgent of all evicts itself."""
@@ -84,7 +82,7 @@ class PreemptionPolicy:
         if not eligible:
             step.evict(request)
             return
-        wanted = step.kv.missing(request, request.computed + min(limit, request.pending))
+        wanted = step.kv.missing(request, min(request.computed + limit, request.due))
         if wanted > step.kv.room + step.kv.freed(eligible):
             return
         for victim in eligible:
@@ -129,12 +127,15 @@ class PreemptionPolicy:
             if len(request.tokens) < len(head.tokens) and self._admit(step, request, limit):
                 self._passed[head.arrival] += 1
 
+    def _left(self, step: Step) -> int:
+        return self._config.max_num_batched_tokens - step.tokens
+
     def _limit(self, step: Step) -> int:
-        left = self._config.max_num_batched_tokens - step.tokens
+        """For one request."""
         threshold = self._config.long_prefill_token_threshold
         if threshold and len(step.running) + len(step.waiting) > 1:
-            left = min(left, threshold)
-        return left
+            return min(self._left(step), threshold)
+        return self._left(step)
 
 
 class _Order:

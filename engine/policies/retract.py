@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine.contract import Step
-from engine.policies.base import PolicyBase
+from engine.policies.base import UNBOUNDED, PolicyBase
 from engine.request import Request
 
 MOST_CACHE_AWARE = 128  # a longer queue is served in order of arrival: looking every prefix up would cost too much
@@ -77,8 +77,8 @@ class RetractPolicy:
         self._somebody_waited = bool(step.waiting)
 
     def _plan(self, step: Step) -> None:
-        decoding = [request for request in step.running if not is_prefilling(request)]
-        if self._may_prefill(decoding) and self._prefill(step, decoding):
+        decoding = [r for r in step.running if len(r.tokens) + r.promised != r.admitted_len]
+        if self._may_prefill(step, decoding) and self._prefill(step, decoding):
             self._prefills_in_a_row += 1
             return
         self._prefills_in_a_row = 0
@@ -90,10 +90,14 @@ class RetractPolicy:
         """The first in the queue runs: alone it fits, intake saw to that. Or the last of several blocked ones goes."""
         if not step.running and step.waiting:
             step.run(self._queue(step)[0], self._config.chunked_prefill_size)
-        elif len(step.running) > 1:
+        elif len(step.running) > 1 and not any(request.promised for request in step.running):
             step.evict(max(step.running, key=lambda request: request.arrival))
 
-    def _may_prefill(self, decoding: Sequence[Request]) -> bool:
+    def _may_prefill(self, step: Step, decoding: Sequence[Request]) -> bool:
+        """Somebody could go on or join, and decodes have not waited too long."""
+        joins = step.waiting and len(step.running) < self.max_num_seqs
+        if not joins and len(decoding) == len(step.running):
+            return False
         most = self._config.max_consecutive_prefills
         return not (decoding and most is not None and self._prefills_in_a_row >= most)
 
@@ -112,26 +116,30 @@ class RetractPolicy:
         return step.tokens > 0
 
     def _decode(self, step: Step, decoding: Sequence[Request]) -> None:
-        alive = self._retract_until_it_fits(step, list(decoding))
-        for request in alive:
-            granted = step.run(request, request.pending)
-            assert granted, "retraction has made room for every one of these"
+        alive = self._retract_until_it_fits(step, decoding)
+        passed = step.run_all(alive, UNBOUNDED, UNBOUNDED)
+        assert passed == len(alive), "retraction has made room for every one of these"
         if step.evicted:
             self.ratio.raise_for(alive)
         elif alive:
             self.ratio.decay()
 
-    def _retract_until_it_fits(self, step: Step, alive: list[Request]) -> list[Request]:
+    def _retract_until_it_fits(self, step: Step, alive: Sequence[Request]) -> Sequence[Request]:
         """One victim at a time: the fewest tokens generated, then the longest prompt, then the latest."""
-        while alive and _blocks_wanted(step, alive) > step.kv.room:
-            others = [request for request in step.running if request not in alive]
-            if len(alive) == 1 and not others:
-                step.fail(alive[0], "The KV pool is full and this request runs alone: its output ends here.")
-                return []
-            victim = self._victim(alive if len(alive) > 1 else others)
+        while alive and step.kv.lacking(alive) > step.kv.room:
+            candidates = alive if len(alive) > 1 else [r for r in step.running if r is not alive[0]]
+            if not candidates:
+                return self._alone(step, alive[0])
+            victim = self._victim(candidates)
             step.evict(victim)
             alive = [request for request in alive if request is not victim]
         return alive
+
+    def _alone(self, step: Step, request: Request) -> Sequence[Request]:
+        """It ends once its last token, if one is on its way, has been delivered."""
+        if not request.promised:
+            step.fail(request, "The KV pool is full and this request runs alone: its output ends here.")
+        return []
 
     def _victim(self, candidates: Sequence[Request]) -> Request:
         shielded = self._config.max_retractions
@@ -166,9 +174,17 @@ class PrefillAdder:
         self._chunk = max(int(config.chunked_prefill_size * scale), step.kv.block_size)
         self._input = max(int(config.max_prefill_tokens * scale), step.kv.block_size)
         self._count = config.prefill_max_requests or config.max_num_seqs
-        running = [request for request in step.running if not is_prefilling(request)]
-        reserved = sum(self._future(request) * (1.0 if request.params.ignore_eos else ratio) for request in running)
-        self._kv = step.kv.room * step.kv.block_size - reserved
+        self._kv = step.kv.room * step.kv.block_size - self._reserved(step.running, ratio)
+
+    def _reserved(self, running: Sequence[Request], ratio: float) -> float:
+        """Tokens that those who decode are guessed to make yet; all they may make if they ignore EOS."""
+        clip = self._config.clip_max_new_tokens
+        futures = [
+            min(r.full_len - len(r.tokens), clip) * (1.0 if r.params.ignore_eos else ratio)
+            for r in running
+            if len(r.tokens) + r.promised != r.admitted_len
+        ]
+        return sum(futures)
 
     def go_on(self, request: Request) -> None:
         """A request that was cut before: it holds memory, so nobody new takes the room that it lacks."""
@@ -207,11 +223,11 @@ class PrefillAdder:
         if not self._step.run(request, length):
             return False
         taken = (room - self._step.kv.room) * size  # a cached prefix that nobody held is no longer free
-        self._kv -= taken + size + (0 if request.pending else self._future(request))
+        self._kv -= taken + size + (self._future(request) if request.promised else 0)
         charged = -(-(self._step.tokens - tokens) // size) * size
         self._input -= charged
         self._chunk -= charged
-        if request.pending:
+        if not request.promised:
             self.closed_by = "chunk"
         return True
 
@@ -264,9 +280,5 @@ ORDERS: dict[str, Callable[[Request, Step], int]] = {
 
 
 def is_prefilling(request: Request) -> bool:
-    """It has sampled nothing since it was admitted."""
-    return len(request.tokens) == request.admitted_len
-
-
-def _blocks_wanted(step: Step, requests: Sequence[Request]) -> int:
-    return sum(step.kv.missing(request, len(request.tokens)) for request in requests)
+    """No step has sampled for it since it was admitted."""
+    return len(request.tokens) + request.promised == request.admitted_len

@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from engine.contract import Step
-from engine.policies.base import PolicyBase
+from engine.policies.base import UNBOUNDED, PolicyBase
 from engine.request import Request
 
 
@@ -61,9 +61,12 @@ class StaticPolicy:
 
     def _decode(self, step: Step) -> None:
         """A batch fits with all its output; requests that another policy admitted may not, and start anew."""
-        for request in tuple(step.running):
-            if not step.run(request, request.pending):
-                step.evict(request)
+        queue, passed = tuple(step.running), 0
+        while passed < len(queue):
+            passed += step.run_all(queue[passed:], UNBOUNDED, UNBOUNDED)
+            if passed < len(queue):
+                step.evict(queue[passed])
+                passed += 1
 
     def _note_unused(self, step: Step) -> None:
         reserved = sum(_reserved(step, request) for request in self._batch)
