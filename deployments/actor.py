@@ -54,7 +54,13 @@ class EngineActor:
         return EngineInfo(config.model, config.policy.kind, core.limits)
 
     async def submit(self, submission: Submission) -> None:
-        self._engine.submit(submission.id, submission.prompt, submission.params)
+        self._engine.submit(
+            submission.id,
+            submission.prompt,
+            submission.params,
+            priority=submission.priority,
+            cache_salt=submission.cache_salt,
+        )
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         self._engine.abort(request_ids)

@@ -10,11 +10,17 @@ from engine.request import Output, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A request as it crosses to an engine. `id` is unique in the fleet and never chosen by a client."""
+    """A request as it crosses to an engine. `id` is unique in the fleet and never chosen by a client.
+
+    A smaller `priority` is more urgent. Only submissions of one `cache_salt` share cached KV; "" is the salt of those
+    that name none.
+    """
 
     id: str
     prompt: list[int]
     params: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

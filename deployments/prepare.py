@@ -66,7 +66,8 @@ def _submissions(
         style = Style(call.stop, call.skip_special_tokens, echo_pieces(prompt, served.tokenizer) if call.echoes else ())
         for i in range(call.n):
             params = call.sampling(room, _wrap(seed + i))
-            yield Submission(f"{request_id}-{next(number)}", prompt.ids, params), style
+            choice_id = f"{request_id}-{next(number)}"
+            yield Submission(choice_id, prompt.ids, params, call.priority, call.cache_salt), style
 
 
 def _wrap(seed: int) -> int:

@@ -18,6 +18,7 @@ MAX_N = 128
 MAX_CHOICES = 1024
 MAX_STOP_STRINGS = 4
 MAX_STOP_LENGTH = 1024
+MAX_SALT_LENGTH = 256
 
 
 class _Strict(BaseModel):
@@ -111,6 +112,9 @@ class GenerationRequest(_Strict):
     stream_options: StreamOptions = StreamOptions()
     user: str | None = None
     policy: str = "auto"
+    priority: int = Field(0, ge=-INT64, le=INT64 - 1)
+    cache_salt: str = Field("", min_length=1, max_length=MAX_SALT_LENGTH)
+    draft_tokens: int | None = Field(None, ge=0, le=64)
 
     def output_tokens(self, room: int) -> int:
         """The most tokens to generate, when prompt and output together leave `room` for them."""
@@ -138,6 +142,7 @@ class GenerationRequest(_Strict):
             ignore_eos=self.ignore_eos,
             logprobs=count,
             prompt_logprobs=count if self.echoes else None,
+            draft_tokens=self.draft_tokens,
         )
 
 

@@ -49,6 +49,8 @@ NUMBERS: dict[str, tuple[list[Any], list[Any]]] = {
     "top_p": ([0, 0.0, 1e-9, 1], [-0.1, 1.1]),
     "top_k": ([-1, 0, 1, 10**9], [-2]),
     "seed": ([2**63 - 1, -(2**63), 0], [2**63, 2**64, -(2**63) - 1, 10**20]),
+    "priority": ([2**63 - 1, -(2**63), 0], [2**63, -(2**63) - 1, 10**20]),
+    "draft_tokens": ([0, 1, 64], [-1, 65, 10**20]),
     "logprobs": ([0, 5], [6, -1, 49152, 10**9]),
 }
 REALS = ("temperature", "top_p")
@@ -129,6 +131,12 @@ def test_stops_come_as_one_string_or_as_a_list() -> None:
     assert completion(stop="a").stop == ("a",)
     assert completion(stop=["a1", "a2", "a3", "x" * 1024]).stop == ("a1", "a2", "a3", "x" * 1024)
     assert completion(stop=[]).stop == ()
+
+
+@pytest.mark.parametrize("salt", ["", 5, ["a"], True, {"a": 1}, "x" * 257])
+def test_a_cache_salt_is_a_string_of_1_to_256_characters(salt: object) -> None:
+    assert refused(completion, cache_salt=salt).param == "cache_salt"
+    assert completion(cache_salt="é" * 256).cache_salt == "é" * 256
 
 
 def test_half_a_million_stops_are_refused_by_their_number_alone() -> None:

@@ -172,6 +172,23 @@ def test_a_streamed_chat_joins_to_the_plain_one(served: Served) -> None:
     assert len(texts) > 1
 
 
+def test_only_requests_with_the_same_cache_salt_share_cached_blocks(served: Served) -> None:
+    """64 tokens are four blocks, and the last token is always computed: three blocks can be found."""
+    body = {
+        "model": MODEL,
+        "prompt": list(range(1000, 1064)),
+        "temperature": 0,
+        "max_tokens": 4,
+        "policy": "preemption",
+    }
+    salts: list[dict[str, str]] = [{"cache_salt": "a"}, {"cache_salt": "b"}, {}, {"cache_salt": "a"}]
+    answers = [served.http.post("/v1/completions", json=body | salt).raise_for_status().json() for salt in salts]
+    cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+    assert cached[:3] == [0, 0, 0]
+    assert cached[3] >= 48
+    assert len({answer["choices"][0]["text"] for answer in answers}) == 1
+
+
 def test_an_unknown_model_is_404(served: Served) -> None:
     answer = served.http.post("/v1/completions", json=COUNT | {"model": "nope"})
     assert answer.status_code == 404
