@@ -149,8 +149,8 @@ class Scene:
 
 SCENES = (
     Scene(num_blocks=10_000, burst=1_600, every=400, longest=80, drafts=NGramDrafts()),
-    Scene(num_blocks=1_000, burst=80, every=25, longest=200, host_blocks=500, depth=1),
-    Scene(num_blocks=3_000, burst=300, every=60, longest=150, host_blocks=2_000, drafts=NGramDrafts(), depth=1),
+    Scene(num_blocks=1_000, burst=60, every=25, longest=200, host_blocks=500, depth=1),
+    Scene(num_blocks=3_000, burst=150, every=60, longest=150, host_blocks=2_000, drafts=NGramDrafts(), depth=1),
     Scene(num_blocks=1_000, burst=60, every=40, longest=300, prefix=False, evict_every_steps=3),
 )
 MOST_OPEN = 2_000
