@@ -1,4 +1,4 @@
-"""The default model under everything at once: drafts, overlap, host tier, eviction. Not a token, not a logprob differs."""
+"""The default model under drafts, overlap, host tier and eviction at once: not a token, not a logprob differs."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ PROMPTS = [
     COUNT * 3,
     [1000, 1001] * 8,
     list(range(2000, 2050)),
-    COUNT + [1000],
+    [*COUNT, 1000],
 ]
 
 
