@@ -31,20 +31,21 @@ class Resolver:
 
     def _resolve_decodes(self, plan: StepPlan, tokens: Sequence[int], output: StepOutput) -> None:
         """For most requests this loop is the whole cost of a step's end."""
-        size = self._kv.block_size
+        size, ids, given = self._kv.block_size, output.ids, output.tokens
         for request, life, token in zip(plan.decodes, plan.lives, tokens, strict=False):
             if life != request.life:
                 continue
-            length = len(request.tokens)
+            known = request.tokens
+            length = len(known)
             if length - request.published >= size:
                 self._kv.publish(request, length)
             request.promised -= 1
-            request.tokens.append(token)
+            known.append(token)
             if token in request.stops or length + 1 >= request.full_len:
                 output.others.append(_ended(request, Output(request.id, (token,), cached_tokens=request.cached)))
             else:
-                output.ids.append(request.id)
-                output.tokens.append(token)
+                ids.append(request.id)
+                given.append(token)
 
     def _take(self, chunk: Chunk, tokens: Sequence[int], sampled: Sampled) -> list[Output]:
         """Any chunk. A guess is right if it is the token that was sampled in its place: then nothing has changed."""

@@ -49,14 +49,15 @@ class StepInTheMaking:
         for index, request in enumerate(requests):
             if self.tokens >= end:
                 return index
-            start, due = request.computed, len(request.tokens) + request.promised
-            if not request.blocks:
+            start, promised = request.computed, request.promised
+            due = len(request.tokens) + promised
+            if not request.capacity:
                 continue  # evicted for one before it
-            if request.plain and start + 1 == due and (not request.promised or due < request.full_len):
+            if request.plain and start + 1 == due and (not promised or due < request.full_len):
                 if start == request.capacity and not self.kv.reserve(request, 1):
                     return index
                 request.computed = due
-                request.promised += 1
+                request.promised = promised + 1
                 self.tokens += 1
                 self.decodes.append(request)
             elif not self.run(request, min(each, end - self.tokens)):
@@ -106,13 +107,9 @@ class StepInTheMaking:
     def _withdraw(self, request: Request) -> None:
         chunk = self.chunks.pop(request, None)
         if chunk is not None:
-            request.computed = chunk.start
-            request.promised -= chunk.samples
             self.tokens -= chunk.length
         elif request in self.decodes:
             self.decodes.remove(request)
-            request.computed -= 1
-            request.promised -= 1
             self.tokens -= 1
 
     def _admit(self, request: Request) -> None:

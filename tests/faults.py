@@ -245,12 +245,6 @@ FAULTS = (
     Fault("guesses take what others need", SCHEDULER, "self.kv.room - len(self.running) >=", "self.kv.room >="),
     Fault("a withdrawn decode stays in the step", SCHEDULER, "            self.decodes.remove(request)\n", ""),
     Fault(
-        "a withdrawn decode keeps its promise",
-        SCHEDULER,
-        "            request.promised -= 1\n            self.tokens -= 1",
-        "            self.tokens -= 1",
-    ),
-    Fault(
         "a decode ignores the token budget",
         SCHEDULER,
         "            if self.tokens >= end:\n",

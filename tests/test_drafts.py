@@ -120,6 +120,17 @@ def test_guesses_never_evict_anybody() -> None:
     assert engine.memory.drafted
 
 
+def test_a_guess_does_not_take_the_block_that_another_needs() -> None:
+    """One block is free. The first would guess into it; the second must have it for its next token."""
+    engine = Harness(num_blocks=6, max_model_len=64, drafts=Scripted(right=3, length=3))
+    engine.add("guesses", endless(1, 30, 10), max_tokens=10)
+    engine.add("needs", endless(2, 32, 2), max_tokens=2)
+    engine.step()
+    assert engine.step() == [("guesses", 30, 1), ("needs", 32, 1)]
+    engine.run()
+    assert engine.scheduler.num_evictions == 0 and engine.memory.drafted
+
+
 def test_a_request_may_ask_for_fewer_guesses_or_none() -> None:
     engine = Harness(drafts=Guesses(4, 99))
     for name, most in (("two", 2), ("none", 0), ("all", None)):

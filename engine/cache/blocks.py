@@ -45,7 +45,7 @@ class BlockPool:
 
     def take(self, count: int) -> list[int]:
         """`count` blocks nobody else holds, free ones before cached ones."""
-        assert count <= self.available
+        assert count <= len(self._free) + len(self._cached)
         return [self._take_one() for _ in range(count)]
 
     def hold(self, blocks: Iterable[int]) -> None:

@@ -89,8 +89,8 @@ class PagedKV:
         if first == last:
             return
         hashes = self._index.hashes(request, self.block_size)
-        for digest, block in zip(hashes[first:last], request.blocks[first:last], strict=False):
-            self._make_findable(digest, block)
+        for place in range(first, min(last, len(hashes))):
+            self._make_findable(hashes[place], request.blocks[place])
         request.published = last * self.block_size
 
     def release(self, request: Request) -> None:
@@ -141,9 +141,9 @@ class PagedKV:
     def _grow(self, request: Request, limit: int) -> int:
         granted = min(limit, request.pending)
         missing = self.blocks_for(request.computed + granted) - len(request.blocks)
-        if missing > self._pool.available:
-            return 0
         if missing > 0:
+            if missing > self._pool.available:
+                return 0
             request.blocks += self._pool.take(missing)
             request.capacity = len(request.blocks) * self.block_size
         return granted

@@ -125,8 +125,11 @@ class RetractPolicy:
             self.ratio.decay()
 
     def _retract_until_it_fits(self, step: Step, alive: Sequence[Request]) -> Sequence[Request]:
-        """One victim at a time: the fewest tokens generated, then the longest prompt, then the latest."""
-        while alive and step.kv.lacking(alive) > step.kv.room:
+        """One victim at a time: the fewest tokens generated, then the longest prompt, then the latest.
+
+        None lacks more than one block, so nothing has to be counted while there is one for each.
+        """
+        while len(alive) > step.kv.room and step.kv.lacking(alive) > step.kv.room:
             candidates = alive if len(alive) > 1 else [r for r in step.running if r is not alive[0]]
             if not candidates:
                 return self._alone(step, alive[0])
