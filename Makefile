@@ -17,10 +17,10 @@ run := --config $(CONFIG) $(if $(HTTP_PORT),--http-port $(HTTP_PORT))
 starts := --dashboard-port $(DASHBOARD_PORT) --ray-port $(RAY_PORT) --metrics-port $(METRICS_PORT)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve stop status fetch test lint format mutants load
+.PHONY: help serve stop status fetch test lint format mutants load scheduler-cost
 
 help: ## show this
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
 	@echo "Variables: PYTHON CONFIG HTTP_PORT DASHBOARD_PORT RAY_PORT METRICS_PORT USERS LOAD_TIME"
 
 serve: $(installed) ## start Ray, deploy, wait until it answers (again: deploys what changed)
@@ -49,6 +49,9 @@ format: $(installed) ## let ruff mend what it can
 
 mutants: $(installed) ## break scheduler, cache and policies on purpose: every fault must turn a test red
 	@$(bin)/python -m tests.mutants
+
+scheduler-cost: $(installed) ## what planning a step costs, by policy and number of requests
+	@$(bin)/python -m loadtests.scheduler_cost
 
 load: $(installed) ## load test of what serve started
 	@$(bin)/locust -f loadtests/locustfile.py --headless --users $(USERS) --spawn-rate $(USERS) \

@@ -2,57 +2,16 @@
 
 import argparse
 import json
-import os
 import random
 import statistics
-import subprocess
-import sys
-from dataclasses import dataclass
 from typing import Any
 
 from engine.catalogue import resolve
 from engine.config import EngineConfig
 from engine.timing import PARTS
+from loadtests.workers import Worker, module, start
 
 Workload = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """A process that runs one workload at a time: a JSON line in, a JSON line out."""
-
-    name: str
-    process: "subprocess.Popen[str]"
-
-    def run(self, workload: Workload) -> dict[str, Any]:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(json.dumps(workload) + "\n")
-        self.process.stdin.flush()
-        return self._read()
-
-    def wait_until_ready(self) -> None:
-        self._read()
-
-    def stop(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
-
-    def _read(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self.name} ended with exit code {self.process.wait()}; its messages are above.")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-
-def start(name: str, module: str, *arguments: str) -> Worker:
-    command = [sys.executable, "-m", module, *arguments]
-    # Two engines take turns: one that spins while it waits would slow the other.
-    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
-    pipe = subprocess.PIPE
-    return Worker(name, subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment))
 
 
 def uniform(batch: int, prompt: int, new: int) -> Workload:
@@ -109,8 +68,8 @@ def main() -> None:
     folder = resolve(defaults.model, defaults.model_cache)
     threads = ("--threads", str(options.threads))
     workers = [
-        start("sluice", "engine.bench", *threads),
-        start("transformers", "loadtests.transformers_worker", "--model", str(folder), *threads),
+        start("sluice", module("engine.bench", *threads)),
+        start("transformers", module("loadtests.transformers_worker", "--model", str(folder), *threads)),
     ]
     for worker in workers:
         worker.wait_until_ready()
