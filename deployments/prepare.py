@@ -15,7 +15,7 @@ from deployments.detokenize import Detokenizer
 from deployments.respond import ChatShape, CompletionShape
 from deployments.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.served import ServedModel
-from deployments.tokenizer import Tokenizer
+from deployments.tokenizer import Tokenizer, encode_batch
 from engine.errors import PromptTooLong, RequestError
 from engine.intake import LENGTH_CODE, Limits, check
 from engine.request import INT64
@@ -60,14 +60,25 @@ def _submissions(
 ) -> Iterator[tuple[Submission, Style]]:
     seed = randbits(63) if call.seed is None else call.seed
     number = itertools.count()
+    bad_words = word_ids(call.bad_words, served.tokenizer)
     for prompt in prompts:
         room = limits.longest - len(prompt.ids)
-        check(prompt.ids, call.sampling(room, seed), limits)
+        check(prompt.ids, call.sampling(room, seed, bad_words), limits)
         style = Style(call.stop, call.skip_special_tokens, echo_pieces(prompt, served.tokenizer) if call.echoes else ())
         for i in range(call.n):
-            params = call.sampling(room, _wrap(seed + i))
+            params = call.sampling(room, _wrap(seed + i), bad_words)
             choice_id = f"{request_id}-{next(number)}"
             yield Submission(choice_id, prompt.ids, params, call.priority, call.cache_salt), style
+
+
+def word_ids(words: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
+    """The tokens of each word, at the beginning of a line and behind a space."""
+    return [ids for word in words for ids in _distinct(word, f" {word}", tokenizer)]
+
+
+def _distinct(text: str, other: str, tokenizer: Tokenizer) -> list[list[int]]:
+    first, second = encode_batch(tokenizer.backend, text), encode_batch(tokenizer.backend, other)
+    return [first] if first == second else [first, second]
 
 
 def _wrap(seed: int) -> int:

@@ -3,7 +3,7 @@
 Anything wrong becomes a RequestError that names the parameter. Unknown fields are ignored.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError, model_validator
@@ -19,6 +19,9 @@ MAX_CHOICES = 1024
 MAX_STOP_STRINGS = 4
 MAX_STOP_LENGTH = 1024
 MAX_SALT_LENGTH = 256
+MAX_BIASED_TOKENS = 1024
+MAX_BAD_WORDS = 128
+MAX_ALLOWED_TOKENS = 1024
 
 
 class _Strict(BaseModel):
@@ -73,6 +76,19 @@ def _read_part(part: object) -> str:
             raise _wrong('may hold only parts of the form {"type": "text", "text": "..."}')
 
 
+def _read_bias(value: object) -> tuple[tuple[int, float], ...]:
+    """{"token id": bias} as pairs, in the order of the ids."""
+    if not isinstance(value, dict) or len(value) > MAX_BIASED_TOKENS:
+        raise _wrong(f"must be an object of at most {MAX_BIASED_TOKENS} token ids")
+    if not all(_is_id(token) and type(bias) in (int, float) for token, bias in value.items()):
+        raise _wrong('must map token ids, as strings of digits, to numbers: {"42": -100}')
+    return tuple(sorted((int(token), float(bias)) for token, bias in value.items()))
+
+
+def _is_id(token: str) -> bool:
+    return token.isascii() and token.isdigit() and len(token) < 10
+
+
 def _wrong(message: str) -> PydanticCustomError:
     return PydanticCustomError("wrong", "{message}", {"message": message})
 
@@ -102,6 +118,15 @@ class GenerationRequest(_Strict):
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, ge=0, le=1)
     top_k: int = Field(0, ge=-1)
+    min_p: float = Field(0.0, ge=0, le=1)
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(_read_bias)] = ()
+    bad_words: list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]] = Field(
+        [], max_length=MAX_BAD_WORDS
+    )
+    allowed_token_ids: list[int] | None = Field(None, min_length=1, max_length=MAX_ALLOWED_TOKENS)
     seed: int | None = Field(None, ge=-INT64, le=INT64 - 1)
     stop: Annotated[tuple[str, ...], BeforeValidator(_read_stop)] = ()
     stop_token_ids: list[int] = Field([], max_length=128)
@@ -129,7 +154,8 @@ class GenerationRequest(_Strict):
     def echoes(self) -> bool:
         return False
 
-    def sampling(self, room: int, seed: int) -> SamplingParams:
+    def sampling(self, room: int, seed: int, bad_words: Sequence[Sequence[int]] = ()) -> SamplingParams:
+        """`bad_words` as token ids."""
         count = self.logprob_count
         return SamplingParams(
             max_tokens=self.output_tokens(room),
@@ -137,6 +163,13 @@ class GenerationRequest(_Strict):
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=self.logit_bias,
+            bad_words=tuple(map(tuple, bad_words)),
+            allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
             seed=seed,
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,

@@ -7,16 +7,9 @@ from typing import Any
 from engine.errors import RequestError
 
 SAMPLING: Mapping[str, tuple[object, ...]] = {
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "min_p": (0,),
     "typical_p": (1,),
     "use_beam_search": (False,),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
     "logits_processors": ([],),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),

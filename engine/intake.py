@@ -3,7 +3,7 @@
 No torch, no text here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from engine.errors import PromptTooLong, RequestError
@@ -28,11 +28,19 @@ class Limits:
 def check(prompt: Sequence[int], params: SamplingParams, limits: Limits) -> None:
     """Raise RequestError if this request could never run, whatever else the engine does."""
     _check_ids("prompt", prompt, limits)
-    _check_ids("stop_token_ids", params.stop_token_ids, limits)
+    for name, ids in _ids(params):
+        _check_ids(name, ids, limits)
     if not prompt:
         raise RequestError("The prompt is empty; give at least one token.", param="prompt")
     if len(prompt) + max(params.max_tokens, 1) > limits.longest:
         raise PromptTooLong(_too_long(len(prompt), params.max_tokens, limits), param="prompt", code=LENGTH_CODE)
+
+
+def _ids(params: SamplingParams) -> Iterator[tuple[str, Sequence[int]]]:
+    yield "stop_token_ids", params.stop_token_ids
+    yield "logit_bias", [token for token, _ in params.logit_bias]
+    yield "bad_words", [token for word in params.bad_words for token in word]
+    yield "allowed_token_ids", params.allowed_token_ids or ()
 
 
 LENGTH_CODE = "context_length_exceeded"

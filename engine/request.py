@@ -36,9 +36,14 @@ class Logprob(NamedTuple):
 class SamplingParams:
     """How tokens are chosen and when to stop. Raises RequestError naming the field that is out of range.
 
-    `temperature` below 1e-5 means greedy; `top_k` 0 or -1 means off; `logprobs` k asks for the chosen token's log
-    probability and the k best, None for none; `prompt_logprobs` the same for the prompt's own tokens. `draft_tokens`
-    bounds the guesses of a step: None leaves that to the engine, 0 means none. They change no token.
+    `temperature` below 1e-5 means greedy; `top_k` 0 or -1 means off; `min_p` keeps tokens at least so likely as that
+    part of the likeliest. `repetition_penalty` looks at prompt and output, `presence_penalty` and `frequency_penalty`
+    at the output. `logit_bias` holds (token, what is added to its logit); a sequence of `bad_words` is never completed;
+    `allowed_token_ids` None allows all.
+
+    `logprobs` k asks for the chosen token's log probability and the k best, None for none; `prompt_logprobs` the same
+    for the prompt's own tokens. `draft_tokens` bounds the guesses of a step: None leaves that to the engine, 0 means
+    none. They change no token.
     """
 
     max_tokens: int = 16
@@ -46,6 +51,13 @@ class SamplingParams:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -59,12 +71,35 @@ class SamplingParams:
         _within("temperature", self.temperature, 0.0, 2.0)
         _within("top_p", self.top_p, 0.0, 1.0)
         _within("top_k", self.top_k, -1, INT64 - 1)
+        _within("min_p", self.min_p, 0.0, 1.0)
+        _within("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        for _, bias in self.logit_bias:
+            _within("logit_bias", bias, -100.0, 100.0)
+        if not all(self.bad_words) or self.allowed_token_ids == ():
+            name = "allowed_token_ids" if self.allowed_token_ids == () else "bad_words"
+            raise RequestError(f"{name} must not be empty; leave it out.", param=name)
         _within("seed", self.seed, -INT64, INT64 - 1)
         for name in ("logprobs", "prompt_logprobs"):
             if (count := getattr(self, name)) is not None:
                 _within(name, count, 0, MAX_LOGPROBS)
         if self.draft_tokens is not None:
             _within("draft_tokens", self.draft_tokens, 0, MAX_DRAFT_TOKENS)
+
+    @property
+    def penalised(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def looks_back(self) -> bool:
+        """What may be chosen depends on the tokens before."""
+        return self.penalised or bool(self.bad_words)
+
+    @property
+    def adjusts(self) -> bool:
+        """The logits are changed before sampling."""
+        return self.looks_back or bool(self.logit_bias) or self.allowed_token_ids is not None
 
     @property
     def greedy(self) -> bool:

@@ -3,7 +3,7 @@
 Shapes: T tokens of this step, R rows that need logits, S rows that sample, V vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -15,9 +15,10 @@ from engine.contract import Chunk, Move, Sampled, StepPlan
 from engine.copies import BlockCopies
 from engine.inputs import InputBuilder
 from engine.lanes import Lane
+from engine.logits import Row
 from engine.model import Model, Tokens
 from engine.request import Logprob, Request
-from engine.sampler import Row, logprobs, sample
+from engine.sampler import logprobs, sample
 from engine.timing import StepTimer
 
 
@@ -38,7 +39,10 @@ class _Work:
     chunks: Sequence[Chunk]
     tokens: Tokens
     rows_R: Tensor
-    fed: list[tuple[int, int]]  # (position in T, row in S of the step before) of tokens that are yet to be sampled
+    fed: list[
+        tuple[int, Chunk, int]
+    ]  # place in T, chunk, row in S of the step before: tokens that are yet to be sampled
+    histories: dict[Request, list[int]]  # of requests that look back: all tokens, guesses included
 
 
 @dataclass(slots=True)
@@ -59,32 +63,42 @@ class ModelRunner:
             tokens = self.inputs.build(chunks)
             starts = tokens.batch.query_starts
             rows_R = torch.tensor(_rows(starts, chunks), dtype=torch.int64, device=tokens.id_T.device)
-            fed = [(starts[i], self._row_of[chunk.request]) for i, chunk in enumerate(chunks) if _is_fed(chunk)]
+            fed = [(starts[i], chunk, self._row_of[chunk.request]) for i, chunk in enumerate(chunks) if _is_fed(chunk)]
+            looking_back = [chunk for chunk in chunks if chunk.samples and chunk.request.params.looks_back]
+            histories = {chunk.request: [*chunk.request.tokens, *chunk.draft] for chunk in looking_back}
             self._row_of = _last_rows(chunks)
-        work = _Work(plan.moves, chunks, tokens, rows_R, fed)
+        work = _Work(plan.moves, chunks, tokens, rows_R, fed, histories)
         return self.device.lane.submit(lambda: self._run(work))
 
     @torch.inference_mode()
     def _run(self, work: _Work) -> Sampled:
         with self.timer.part("forward"):
             self.device.copies.apply(work.moves)
-            for position, row in work.fed:
-                work.tokens.id_T[position] = self._last_tokens[row]
+            self._fill_in(work)
             logits_RV = self.model.forward(work.tokens, work.rows_R, self.device.attend)
         with self.timer.part("sample"):
-            rows = [row for chunk in work.chunks for row in self._sample_rows(chunk)]
+            rows = [row for chunk in work.chunks for row in self._sample_rows(chunk, work.histories)]
             sampled = _sample(logits_RV[: len(rows)], rows, work.chunks)
             sampled.prompt_logprobs = _score_prompts(logits_RV[len(rows) :], work.chunks)
         self._last_tokens = sampled.tokens
         return sampled
 
-    def _sample_rows(self, chunk: Chunk) -> Iterator[Row]:
+    def _fill_in(self, work: _Work) -> None:
+        """The tokens that were not known when the step was submitted: by now the step before has sampled them."""
+        for place, chunk, row in work.fed:
+            token = self._last_tokens[row]
+            work.tokens.id_T[place] = token
+            if chunk.request in work.histories:
+                work.histories[chunk.request].append(token)
+
+    def _sample_rows(self, chunk: Chunk, histories: Mapping[Request, list[int]]) -> Iterator[Row]:
         """One for the position behind the chunk, before it one behind each position that a guess follows."""
-        params = chunk.request.params
+        request, params = chunk.request, chunk.request.params
+        history = histories.get(request, [])
         banned = (() if params.ignore_eos else self.eos_token_ids) + params.stop_token_ids
         for position in range(chunk.end + 1 - chunk.num_sampled, chunk.end + 1):
-            held_back = position - chunk.request.prompt_len < params.min_tokens
-            yield Row(params, position, banned if held_back else ())
+            held_back = position - request.prompt_len < params.min_tokens
+            yield Row(params, position, banned if held_back else (), history[:position], request.prompt_len)
 
 
 def _is_fed(chunk: Chunk) -> bool:

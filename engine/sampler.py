@@ -4,47 +4,45 @@ Shapes: R = rows that sample, V = vocabulary, W = the most likely tokens that fi
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from engine.request import Logprob, SamplingParams
+from engine.logits import Row, adjust
+from engine.request import Logprob
 
-MASK64 = (1 << 64) - 1
 CANDIDATES = 1024
+GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) from (seed, position), without state.
+def noise(seeds: Tensor, positions: Tensor) -> Tensor:
+    """Numbers in [0, 1) from int64 seeds and positions, float64, without state.
 
-    Two rounds of the SplitMix64 finaliser (Steele, Lea and Flood, 2014), 53 bits of the result.
+    Two rounds of SplitMix64 (Steele, Lea and Flood, 2014), 53 bits of the result. int64 wraps around as uint64 does.
     """
-    mixed = _mix((_mix(seed & MASK64) + position * 0x9E3779B97F4A7C15) & MASK64)
-    return (mixed >> 11) * 2.0**-53
+    mixed = _mix(_mix(seeds) + positions * _signed(GOLDEN_GAMMA))
+    return _shift(mixed, 11).double() * 2.0**-53
 
 
-def _mix(value: int) -> int:
-    value = (value + 0x9E3779B97F4A7C15) & MASK64
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK64
-    return value ^ (value >> 31)
+def _mix(value: Tensor) -> Tensor:
+    value = value + _signed(GOLDEN_GAMMA)
+    value = (value ^ _shift(value, 30)) * _signed(0xBF58476D1CE4E5B9)
+    value = (value ^ _shift(value, 27)) * _signed(0x94D049BB133111EB)
+    return value ^ _shift(value, 31)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One row of logits to sample from: `position` is that of the token to come, `banned` may not be chosen now."""
+def _shift(value: Tensor, bits: int) -> Tensor:
+    """To the right, zeros from the left."""
+    return (value >> bits) & ((1 << (64 - bits)) - 1)
 
-    params: SamplingParams
-    position: int
-    banned: tuple[int, ...] = ()
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word
 
 
 def sample(logits_RV: Tensor, rows: Sequence[Row]) -> list[int]:
-    """One token per row. The common path, all greedy, has no Python work per row."""
-    for index, row in enumerate(rows):
-        if row.banned:
-            logits_RV[index, list(row.banned)] = float("-inf")
+    """One token per row. Changes the logits as the rows ask."""
+    adjust(logits_RV, rows)
     chosen_R = torch.argmax(logits_RV, dim=-1)
     random = [index for index, row in enumerate(rows) if not row.params.greedy]
     if random:
@@ -54,14 +52,11 @@ def sample(logits_RV: Tensor, rows: Sequence[Row]) -> list[int]:
 
 def _sample_random(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
     """Inverse transform sampling in float64: the token whose stretch of the cumulative sum holds the noise."""
-    device, vocab = logits_RV.device, logits_RV.shape[-1]
-    temperature_R1 = torch.tensor([[row.params.temperature] for row in rows], dtype=torch.float64, device=device)
-    noise = [[uniform(row.params.seed, row.position)] for row in rows]
-    noise_R1 = torch.tensor(noise, dtype=torch.float64, device=device)
-    probability_RV = torch.softmax(logits_RV.double() / temperature_R1, dim=-1)
-    filtered = [index for index, row in enumerate(rows) if _top_k(row, vocab) < vocab or row.params.top_p < 1.0]
+    temperature_R1, noise_R1 = _floats([row.params.temperature for row in rows], logits_RV), _noise(rows, logits_RV)
+    probability_RV, vocab = torch.softmax(logits_RV.double() / temperature_R1, dim=-1), logits_RV.shape[-1]
+    filtered = [index for index, row in enumerate(rows) if _is_ranked(row, vocab) or row.params.top_p < 1.0]
     plain = sorted(set(range(len(rows))) - set(filtered))
-    chosen_R = torch.empty(len(rows), dtype=torch.int64, device=device)
+    chosen_R = torch.empty(len(rows), dtype=torch.int64, device=logits_RV.device)
     if plain:
         mass_RV = torch.cumsum(probability_RV[plain], dim=-1)
         chosen_R[plain] = _look_up(mass_RV, noise_R1[plain] * mass_RV[:, -1:])
@@ -71,8 +66,22 @@ def _sample_random(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
     return chosen_R
 
 
+def _noise(rows: Sequence[Row], like: Tensor) -> Tensor:
+    seeds = torch.tensor([row.params.seed for row in rows], dtype=torch.int64, device=like.device)
+    positions = torch.tensor([row.position for row in rows], dtype=torch.int64, device=like.device)
+    return noise(seeds, positions)[:, None]
+
+
+def _floats(values: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]
+
+
+def _is_ranked(row: Row, vocab: int) -> bool:
+    return _top_k(row, vocab) < vocab or row.params.min_p > 0.0
+
+
 def _sample_filtered(probability_RV: Tensor, noise_R1: Tensor, rows: Sequence[Row], width: int) -> Tensor:
-    """Top-k, then top-p of what is left, on the `width` most likely tokens; rows that need more take all of them.
+    """Top-k and min-p, then top-p of what they left, on the `width` likeliest tokens; rows that need more take all.
 
     Which path a row takes depends on that row alone.
     """
@@ -80,20 +89,33 @@ def _sample_filtered(probability_RV: Tensor, noise_R1: Tensor, rows: Sequence[Ro
     width = min(width, vocab)
     best_RW, token_RW = torch.topk(probability_RV, width, dim=-1)
     mass_RW = torch.cumsum(best_RW, dim=-1)
-    top_k = [_top_k(row, vocab) for row in rows]
-    keep_R1 = torch.tensor([[min(k, width)] for k in top_k], device=mass_RW.device)
-    whole_R1 = torch.tensor([[width < k] for k in top_k], device=mass_RW.device)
-    top_p_R1 = torch.tensor([[row.params.top_p] for row in rows], dtype=torch.float64, device=mass_RW.device)
-    limit_R1 = top_p_R1 * torch.where(whole_R1, 1.0, mass_RW.gather(-1, keep_R1 - 1))
+    keep_R1 = _kept_by_rank(best_RW, rows, vocab)
+    within_R1 = keep_R1 <= width
+    keep_R1 = keep_R1.clamp(max=width)
+    limit_R1 = _floats([row.params.top_p for row in rows], best_RW)
+    limit_R1 = limit_R1 * torch.where(within_R1, mass_RW.gather(-1, keep_R1 - 1), 1.0)
     kept_R1 = torch.minimum(torch.searchsorted(mass_RW, limit_R1) + 1, keep_R1)
     target_R1 = noise_R1 * mass_RW.gather(-1, kept_R1 - 1)
     chosen_R = token_RW.gather(-1, _look_up(mass_RW, target_R1)[:, None]).squeeze(-1)
+    bounded = [_is_ranked(row, vocab) for row in rows]
     reached = (mass_RW[:, -1:] >= limit_R1).flatten().tolist()
-    short = [index for index, k in enumerate(top_k) if width < k and (k < vocab or not reached[index])]
+    enough = zip(within_R1.flatten().tolist(), bounded, reached, strict=True)
+    short = [
+        index for index, (within, by_rank, by_mass) in enumerate(enough) if not within and (by_rank or not by_mass)
+    ]
     if short:
         rows = [rows[index] for index in short]
         chosen_R[short] = _sample_filtered(probability_RV[short], noise_R1[short], rows, vocab)
     return chosen_R
+
+
+def _kept_by_rank(best_RW: Tensor, rows: Sequence[Row], vocab: int) -> Tensor:
+    """How many of the likeliest tokens top-k and min-p leave; more than W if these do not show where that ends."""
+    width = best_RW.shape[-1]
+    top_k_R1 = _floats([_top_k(row, vocab) for row in rows], best_RW).long()
+    likely_R1 = (best_RW >= best_RW[:, :1] * _floats([row.params.min_p for row in rows], best_RW)).sum(-1, keepdim=True)
+    likely_R1 = torch.where(likely_R1 == width, vocab, likely_R1)
+    return torch.minimum(top_k_R1, likely_R1)
 
 
 def _look_up(mass_RV: Tensor, target_R1: Tensor) -> Tensor:

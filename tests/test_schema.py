@@ -48,12 +48,16 @@ NUMBERS: dict[str, tuple[list[Any], list[Any]]] = {
     "temperature": ([0, 1e-12, 0.5, 1, 2], [-0.1, 2.1]),
     "top_p": ([0, 0.0, 1e-9, 1], [-0.1, 1.1]),
     "top_k": ([-1, 0, 1, 10**9], [-2]),
+    "min_p": ([0, 0.5, 1], [-0.1, 1.1]),
+    "repetition_penalty": ([0.01, 1, 1.3], [0, 0.0, -1, 1e-30, 101]),
+    "presence_penalty": ([-2, 0.5, 2], [2.1, -2.1]),
+    "frequency_penalty": ([-2, 1.05, 2], [2.1, -2.1]),
     "seed": ([2**63 - 1, -(2**63), 0], [2**63, 2**64, -(2**63) - 1, 10**20]),
     "priority": ([2**63 - 1, -(2**63), 0], [2**63, -(2**63) - 1, 10**20]),
     "draft_tokens": ([0, 1, 64], [-1, 65, 10**20]),
     "logprobs": ([0, 5], [6, -1, 49152, 10**9]),
 }
-REALS = ("temperature", "top_p")
+REALS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name in NUMBERS for value in NUMBERS[name][0]])
@@ -181,11 +185,46 @@ def test_content_of_other_parts_is_refused(content: object) -> None:
     assert "messages[0].content" in error.message
 
 
+def test_a_bias_maps_token_ids_to_numbers() -> None:
+    assert completion(logit_bias={"42": -100, "7": 0.5}).logit_bias == ((7, 0.5), (42, -100.0))
+    assert chat(logit_bias={}).logit_bias == ()
+    assert completion(logit_bias={"42": 5}).sampling(9, 0).logit_bias == ((42, 5.0),)
+
+
+@pytest.mark.parametrize(
+    "bias",
+    [{"-1": 5}, {"abc": 1}, {"": 1}, {"1.0": 1}, {"42": "x"}, {"42": None}, {"42": True}, {"٣": 1}, [], 5, "42"],
+)
+def test_a_bias_of_any_other_form_is_refused(bias: object) -> None:
+    assert refused(completion, logit_bias=bias).param == "logit_bias"
+    assert refused(chat, logit_bias=bias).param == "logit_bias"
+
+
+def test_a_bias_of_fifty_thousand_tokens_is_refused_by_its_number() -> None:
+    assert "at most 1024" in refused(chat, logit_bias={str(token): 1 for token in range(50_000)}).message
+
+
+@pytest.mark.parametrize("words", [[""], "bad", [5], ["a"] * 129, [["a"]]])
+def test_bad_words_are_a_list_of_strings(words: object) -> None:
+    assert refused(completion, bad_words=words).param == "bad_words"
+
+
+@pytest.mark.parametrize("ids", [[], ["1"], [1.5], [True], 5])
+def test_allowed_token_ids_are_a_list_of_ids_that_is_not_empty(ids: object) -> None:
+    assert refused(completion, allowed_token_ids=ids).param == "allowed_token_ids"
+
+
+def test_sampling_fields_reach_the_parameters() -> None:
+    call = completion(
+        min_p=0.1, repetition_penalty=1.2, presence_penalty=-1, frequency_penalty=0.5, allowed_token_ids=[3, 4]
+    )
+    params = call.sampling(9, 0, bad_words=[[1, 2]])
+    assert (params.min_p, params.repetition_penalty, params.presence_penalty) == (0.1, 1.2, -1.0)
+    assert (params.frequency_penalty, params.allowed_token_ids, params.bad_words) == (0.5, (3, 4), ((1, 2),))
+
+
 NEUTRAL: dict[str, tuple[Any, list[Any]]] = {
-    "logit_bias": ({}, [{"42": 5}, {"49152": 5}, {"abc": 1}, {"42": None}, [], 5]),
-    "presence_penalty": (0, [0.5, 2.1, "0", False]),
-    "frequency_penalty": (0.0, [1.05, True]),
-    "repetition_penalty": (1, [0, 0.0, -1, 1e-30, "1", True, 1.3]),
+    "use_beam_search": (False, [True, 0]),
     "response_format": (
         {"type": "text"},
         [{"type": "json_schema", "schema": {}}, {"type": "json_object"}, {"type": "nope"}, "json", {}],

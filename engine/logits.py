@@ -1,0 +1,114 @@
+"""What a request asks of the logits before anything is sampled: bias, penalties, tokens that may not be chosen.
+
+Each row is changed by its own request alone, so no row depends on the rows beside it. Shapes: R rows that sample,
+P rows among them that are penalised, V vocabulary.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.request import SamplingParams
+
+MINUS_INFINITY = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of logits to sample from: `position` is that of the token to come.
+
+    `history` holds all tokens before it, guesses included, if the request's parameters look back at them; the first
+    `prompt_len` are the prompt. `banned` may not be chosen now.
+    """
+
+    params: SamplingParams
+    position: int
+    banned: Sequence[int] = ()
+    history: Sequence[int] = ()
+    prompt_len: int = 0
+
+
+Numbered = Sequence[tuple[int, Row]]
+
+
+def adjust(logits_RV: Tensor, rows: Sequence[Row]) -> None:
+    """In place. Bias and penalties first, so that nothing makes up for being forbidden.
+
+    Rows that ask for none of this cost nothing but the look at them.
+    """
+    asking = [(index, row) for index, row in enumerate(rows) if row.banned or row.params.adjusts]
+    if not asking:
+        return
+    _add_bias(logits_RV, asking)
+    _penalise(logits_RV, [(index, row) for index, row in asking if row.params.penalised])
+    _allow(logits_RV, asking)
+    _forbid(logits_RV, asking)
+
+
+def _add_bias(logits_RV: Tensor, rows: Numbered) -> None:
+    biased = [(index, token, bias) for index, row in rows for token, bias in row.params.logit_bias]
+    if biased:
+        index, token, bias = zip(*biased, strict=True)
+        place = (_integers(index, logits_RV), _integers(token, logits_RV))
+        logits_RV.index_put_(place, torch.tensor(bias, dtype=logits_RV.dtype, device=logits_RV.device), accumulate=True)
+
+
+def _penalise(logits_RV: Tensor, rows: Numbered) -> None:
+    """Repetition (Keskar et al., 2019) looks at prompt and output, presence and frequency (OpenAI) at the output alone.
+
+    A token that was seen: l ← l / r if l > 0 else l · r. One c times in the output: l ← l − c · f − [c > 0] · p.
+    """
+    if not rows:
+        return
+    index_P = _integers([index for index, _ in rows], logits_RV)
+    output_PV = _counts([row.history[row.prompt_len :] for _, row in rows], logits_RV)
+    seen_PV = output_PV + _counts([row.history[: row.prompt_len] for _, row in rows], logits_RV) > 0
+    repetition_P1 = _column([row.params.repetition_penalty for _, row in rows], logits_RV)
+    frequency_P1 = _column([row.params.frequency_penalty for _, row in rows], logits_RV)
+    presence_P1 = _column([row.params.presence_penalty for _, row in rows], logits_RV)
+    own_PV = logits_RV[index_P]
+    repeated_PV = torch.where(own_PV > 0, own_PV / repetition_P1, own_PV * repetition_P1)
+    own_PV = torch.where(seen_PV, repeated_PV, own_PV)
+    logits_RV[index_P] = own_PV - output_PV * frequency_P1 - (output_PV > 0) * presence_P1
+
+
+def _allow(logits_RV: Tensor, rows: Numbered) -> None:
+    for index, row in rows:
+        if row.params.allowed_token_ids is not None:
+            allowed = _integers(row.params.allowed_token_ids, logits_RV)
+            kept = logits_RV[index, allowed]
+            logits_RV[index] = MINUS_INFINITY
+            logits_RV[index, allowed] = kept
+
+
+def _forbid(logits_RV: Tensor, rows: Numbered) -> None:
+    forbidden = [(index, token) for index, row in rows for token in (*row.banned, *_word_ends(row))]
+    if forbidden:
+        index, token = zip(*forbidden, strict=True)
+        logits_RV[_integers(index, logits_RV), _integers(token, logits_RV)] = MINUS_INFINITY
+
+
+def _word_ends(row: Row) -> Iterator[int]:
+    """The last tokens of bad words whose other tokens have just been written."""
+    for *start, last in row.params.bad_words:
+        if not start or list(row.history[-len(start) :]) == start:
+            yield last
+
+
+def _counts(histories: Sequence[Sequence[int]], logits_RV: Tensor) -> Tensor:
+    """[P, V]: how often each token occurs."""
+    row = [index for index, history in enumerate(histories) for _ in history]
+    token = [token for history in histories for token in history]
+    counts_PV = logits_RV.new_zeros(len(histories), logits_RV.shape[-1])
+    ones = logits_RV.new_ones(len(token))
+    return counts_PV.index_put_((_integers(row, logits_RV), _integers(token, logits_RV)), ones, accumulate=True)
+
+
+def _integers(values: Sequence[int], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64, device=like.device)
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
