@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,8 +46,10 @@ def _start(config: ClusterConfig, run: Run, timeout_s: float) -> None:
         _say(f"Ray is up on port {run.ports.ray}")
         _bring_up(config, run, timeout_s)
     except BaseException:  # also when the user has had enough
-        kept = _keep_logs(run)
-        run.stop()
+        try:
+            kept = _keep_logs(run)
+        finally:
+            run.stop()
         _say(f"Stopped what had been started. Its logs are in {kept}")
         raise
 
@@ -82,7 +84,7 @@ def _keep_logs(run: Run) -> Path:
     """Saves the logs from the temporary folder, which goes with the run."""
     kept = run.file.with_name(f"logs-{run.ports.http}")
     shutil.rmtree(kept, ignore_errors=True)
-    if run.logs.exists():
+    with suppress(FileNotFoundError, shutil.Error):  # what its owner removes meanwhile is no loss
         shutil.copytree(run.logs, kept, ignore_dangling_symlinks=True)
     return kept
 

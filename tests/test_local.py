@@ -1,6 +1,7 @@
 """Serving on this machine: nothing starts that cannot work, and `stop` ends what was started and nothing else."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import psutil
 import pytest
 import yaml
 
+from deployments import local_ray, local_serve
 from deployments.config_file import load
 from deployments.local import main
 from deployments.local_dashboard import progress_of, raise_failure
@@ -154,6 +156,23 @@ def test_stop_takes_the_temporary_folder_and_the_file_along(run: Run) -> None:
     run.save()
     run.stop()
     assert not run.temp_dir.exists()
+    assert not run.file.exists()
+
+
+def test_a_failed_start_is_stopped_even_if_its_logs_vanish(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def vanish(*_: object, **__: object) -> None:
+        raise shutil.Error([("raylet.log", "kept", "No such file")])
+
+    def fail(*_: object) -> None:
+        raise ConfigError("no such model")
+
+    monkeypatch.setattr(shutil, "copytree", vanish)
+    monkeypatch.setattr(local_ray, "start", fail)
+    with _python(SLEEP, {TOKEN: run.token}) as process:
+        _first_line(process)
+        with pytest.raises(ConfigError, match="no such model"):
+            local_serve._start(load(DEFAULT), run, 1.0)
+        process.wait(10)
     assert not run.file.exists()
 
 
