@@ -17,7 +17,7 @@ run := --config $(CONFIG) $(if $(HTTP_PORT),--http-port $(HTTP_PORT))
 starts := --dashboard-port $(DASHBOARD_PORT) --ray-port $(RAY_PORT) --metrics-port $(METRICS_PORT)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve stop status fetch test lint format mutants load scheduler-cost
+.PHONY: help serve stop status fetch test lint format mutants load scheduler-cost matrix
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -49,6 +49,9 @@ format: $(installed) ## let ruff mend what it can
 
 mutants: $(installed) ## break scheduler, cache and policies on purpose: every fault must turn a test red
 	@$(bin)/python -m tests.mutants
+
+matrix: $(installed) ## every combination of what the scheduler does: no token may differ (about 20 minutes)
+	@OMP_WAIT_POLICY=PASSIVE $(bin)/python -m tests.matrix
 
 scheduler-cost: $(installed) ## what planning a step costs, by policy and number of requests
 	@$(bin)/python -m loadtests.scheduler_cost
