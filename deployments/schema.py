@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
+from deployments.structured import read_grammar
 from deployments.unsupported import CHAT, COMPLETION, refuse_unsupported
 from engine.errors import RequestError
 from engine.request import INT64, SamplingParams
@@ -107,7 +108,10 @@ class Message(_Strict):
 
 
 class GenerationRequest(_Strict):
-    """What both endpoints take. Ranges are OpenAI's where OpenAI has the parameter."""
+    """What both endpoints take. Ranges are OpenAI's where OpenAI has the parameter.
+
+    `grammar` is made of whatever constraint the client asked for, see `structured`.
+    """
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {}
 
@@ -127,6 +131,7 @@ class GenerationRequest(_Strict):
         [], max_length=MAX_BAD_WORDS
     )
     allowed_token_ids: list[int] | None = Field(None, min_length=1, max_length=MAX_ALLOWED_TOKENS)
+    grammar: str | None = None
     seed: int | None = Field(None, ge=-INT64, le=INT64 - 1)
     stop: Annotated[tuple[str, ...], BeforeValidator(_read_stop)] = ()
     stop_token_ids: list[int] = Field([], max_length=128)
@@ -168,6 +173,7 @@ class GenerationRequest(_Strict):
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             logit_bias=self.logit_bias,
+            grammar=self.grammar,
             bad_words=tuple(map(tuple, bad_words)),
             allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
             seed=seed,
@@ -255,7 +261,7 @@ def parse(schema: type[Parsed], body: bytes) -> Parsed:
         raise RequestError(f"The body is a JSON {type(data).__name__}; send a JSON object.")
     refuse_unsupported(data, schema.neutral)
     try:
-        return schema.model_validate(data)
+        return schema.model_validate({**data, "grammar": read_grammar(data)})
     except ValidationError as error:
         raise _request_error(error) from None
 

@@ -11,12 +11,6 @@ SAMPLING: Mapping[str, tuple[object, ...]] = {
     "typical_p": (1,),
     "use_beam_search": (False,),
     "logits_processors": ([],),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
 }
 COMPLETION = {**SAMPLING, "suffix": ("",)}
 CHAT = {

@@ -18,6 +18,7 @@ from engine.config import EngineConfig
 from engine.copies import BlockCopies, CudaStreams, HostCopies, NoHost, PinnedHostCopies, Pool, new_host_pool
 from engine.core import EngineCore
 from engine.errors import ConfigError
+from engine.grammar import Grammars, LlguidanceGrammars, NoGrammars
 from engine.inputs import InputBuilder
 from engine.intake import Limits
 from engine.lanes import Inline, WorkerLane
@@ -50,10 +51,11 @@ def build_core(config: EngineConfig, clock: Callable[[], float]) -> EngineCore:
     num_blocks = _num_blocks(config, model_config, device, max_model_len)
     kv = _cache(config, num_blocks)
     timer = StepTimer(clock)
+    grammars = _grammars(folder, model_config)
     eos = model_config.eos_token_ids
     runner = ModelRunner(
         model,
-        _runner_device(config, model_config, device, num_blocks),
+        _runner_device(config, model_config, device, num_blocks, grammars),
         InputBuilder(config.policy.max_num_seqs, kv.blocks_for(max_model_len), kv.block_size, device.device),
         eos,
         timer,
@@ -63,6 +65,13 @@ def build_core(config: EngineConfig, clock: Callable[[], float]) -> EngineCore:
         config.policy.build(), kv, eos, drafts=config.drafts, evict_every_steps=config.evict_every_steps
     )
     return EngineCore(scheduler, runner, limits, timer, depth=int(config.overlap))
+
+
+def _grammars(folder: Path, model_config: ModelConfig) -> Grammars:
+    tokenizer = folder / "tokenizer.json"
+    if not tokenizer.exists():
+        return NoGrammars()
+    return LlguidanceGrammars(tokenizer, model_config.vocab_size, model_config.eos_token_ids)
 
 
 def _cache(config: EngineConfig, num_blocks: int) -> PagedKV:
@@ -169,13 +178,15 @@ def _check_host_tier(config: EngineConfig, block_bytes: int, pool_bytes: int) ->
         )
 
 
-def _runner_device(config: EngineConfig, model_config: ModelConfig, device: Device, num_blocks: int) -> RunnerDevice:
+def _runner_device(
+    config: EngineConfig, model_config: ModelConfig, device: Device, num_blocks: int, grammars: Grammars
+) -> RunnerDevice:
     """The KV pools of both tiers, and the lane that the steps run on."""
     block = (model_config.kv_heads, model_config.head_dim, config.cache.block_size)
     pool = new_pool((model_config.layers, num_blocks, *block), device.dtype, device.device)
     copies = _copies(config, pool, device.device)
     lane = WorkerLane(torch.get_num_threads()) if config.overlap else Inline()
-    return RunnerDevice(PagedAttention(*pool, device.backend), copies, lane)
+    return RunnerDevice(PagedAttention(*pool, device.backend), copies, lane, grammars)
 
 
 def _copies(config: EngineConfig, pool: Pool, device: torch.device) -> BlockCopies:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from engine.request import Logprob, Request
+from engine.request import Logprob, Request, SamplingParams
 
 
 class Route(Enum):
@@ -209,6 +209,13 @@ class Policy(Protocol):
 
 class Executor(Protocol):
     """The model runner, a simulator, or a test's token memory."""
+
+    def prepare(self, params: SamplingParams) -> None:
+        """What a request needs before its first step, such as a compiled grammar; again it costs nothing.
+
+        May take a second, and be called from any thread. Raises RequestError if it cannot be had.
+        """
+        ...
 
     def submit(self, plan: StepPlan) -> Callable[[], Sampled]:
         """Start the step; the returned call waits for its result.

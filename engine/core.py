@@ -88,9 +88,14 @@ class EngineCore:
     ) -> None:
         """Raises RequestError if the request could never run."""
         check(prompt, params, self.limits)
+        self._executor.prepare(params)
         self._prompt_tokens += len(prompt)
         request = Request(request_id, list(prompt), len(prompt), params, priority, cache_salt)
         self._scheduler.add(request, self._timer.now)
+
+    def prepare(self, params: SamplingParams) -> None:
+        """What `add` would otherwise wait for; may be called from any thread. Raises RequestError as `add` does."""
+        self._executor.prepare(params)
 
     def abort(self, request_id: str) -> bool:
         return self._scheduler.abort(request_id)

@@ -4,7 +4,7 @@ Each row is changed by its own request alone, so no row depends on the rows besi
 P rows among them that are penalised, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,10 +33,10 @@ class Row:
 Numbered = Sequence[tuple[int, Row]]
 
 
-def adjust(logits_RV: Tensor, rows: Sequence[Row]) -> None:
+def adjust(logits_RV: Tensor, rows: Sequence[Row], masks: Mapping[int, Tensor]) -> None:
     """In place. Bias and penalties first, so that nothing makes up for being forbidden.
 
-    Rows that ask for none of this cost nothing but the look at them.
+    `masks` are what grammars allow, by row. Rows that ask for none of this cost nothing but the look at them.
     """
     asking = [(index, row) for index, row in enumerate(rows) if row.banned or row.params.adjusts]
     if not asking:
@@ -45,6 +45,7 @@ def adjust(logits_RV: Tensor, rows: Sequence[Row]) -> None:
     _penalise(logits_RV, [(index, row) for index, row in asking if row.params.penalised])
     _allow(logits_RV, asking)
     _forbid(logits_RV, asking)
+    _follow(logits_RV, masks)
 
 
 def _add_bias(logits_RV: Tensor, rows: Numbered) -> None:
@@ -88,6 +89,15 @@ def _forbid(logits_RV: Tensor, rows: Numbered) -> None:
     if forbidden:
         index, token = zip(*forbidden, strict=True)
         logits_RV[_integers(index, logits_RV), _integers(token, logits_RV)] = MINUS_INFINITY
+
+
+def _follow(logits_RV: Tensor, masks: Mapping[int, Tensor]) -> None:
+    """What a grammar allows. If all of that is forbidden otherwise, the grammar wins: its output must stay in form."""
+    for index, mask_V in masks.items():
+        mask_V = mask_V.to(logits_RV.device)
+        if not torch.isfinite(logits_RV[index][mask_V]).any():
+            logits_RV[index, mask_V] = 0.0
+        logits_RV[index, ~mask_V] = MINUS_INFINITY
 
 
 def _word_ends(row: Row) -> Iterator[int]:

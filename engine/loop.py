@@ -4,10 +4,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 
 from engine.core import EngineCore, EngineStats
+from engine.errors import RequestError
 from engine.intake import check
 from engine.policies import PolicyConfig
 from engine.request import FinishReason, Output, SamplingParams, StepOutput
@@ -23,6 +25,8 @@ class EngineLoop:
         self._core = core
         self._publish = publish
         self._inbox: SimpleQueue[Command] = SimpleQueue()
+        self._preparing: set[str] = set()
+        self._preparations = ThreadPoolExecutor(2, "prepare")
         self._stopping = False
         self._last_step = time.monotonic()
         self._stats = core.stats()
@@ -39,9 +43,20 @@ class EngineLoop:
     def submit(
         self, request_id: str, prompt: list[int], params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
     ) -> None:
-        """Raises RequestError at once if the request could never run."""
+        """Raises RequestError at once if the request could never run.
+
+        A request whose grammar has to be compiled enters the queue when that is done; nobody waits with it.
+        """
         check(prompt, params, self._core.limits)
-        self._inbox.put(lambda: self._core.add(request_id, prompt, params, priority=priority, cache_salt=cache_salt))
+
+        def add() -> None:
+            self._core.add(request_id, prompt, params, priority=priority, cache_salt=cache_salt)
+
+        if params.grammar is None:
+            self._inbox.put(add)
+        else:
+            self._preparing.add(request_id)
+            self._preparations.submit(self._prepare, request_id, params, add)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Unknown and finished ids are ignored. No output follows for the others."""
@@ -94,7 +109,24 @@ class EngineLoop:
         ids = self._core.abort_all()
         return StepOutput(others=[Output(one, finish_reason=FinishReason.ERROR, error=message) for one in ids])
 
+    def _prepare(self, request_id: str, params: SamplingParams, add: Command) -> None:
+        """On a thread of its own; what follows happens on the engine's."""
+        try:
+            self._core.prepare(params)
+        except RequestError as error:
+            refused = StepOutput(others=[Output(request_id, finish_reason=FinishReason.ERROR, error=error.message)])
+            self._inbox.put(lambda: self._end_preparation(request_id, lambda: self._publish(refused)))
+        else:
+            self._inbox.put(lambda: self._end_preparation(request_id, add))
+
+    def _end_preparation(self, request_id: str, then: Command) -> None:
+        """Unless the request was aborted meanwhile."""
+        if request_id in self._preparing:
+            self._preparing.remove(request_id)
+            then()
+
     def _abort(self, request_ids: list[str]) -> None:
+        self._preparing.difference_update(request_ids)
         for request_id in request_ids:
             self._core.abort(request_id)
 

@@ -39,7 +39,7 @@ class SamplingParams:
     `temperature` below 1e-5 means greedy; `top_k` 0 or -1 means off; `min_p` keeps tokens at least so likely as that
     part of the likeliest. `repetition_penalty` looks at prompt and output, `presence_penalty` and `frequency_penalty`
     at the output. `logit_bias` holds (token, what is added to its logit); a sequence of `bad_words` is never completed;
-    `allowed_token_ids` None allows all.
+    `allowed_token_ids` None allows all; `grammar` is one that the output must follow, in llguidance's notation.
 
     `logprobs` k asks for the chosen token's log probability and the k best, None for none; `prompt_logprobs` the same
     for the prompt's own tokens. `draft_tokens` bounds the guesses of a step: None leaves that to the engine, 0 means
@@ -58,6 +58,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
+    grammar: str | None = None
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -94,7 +95,7 @@ class SamplingParams:
     @property
     def looks_back(self) -> bool:
         """What may be chosen depends on the tokens before."""
-        return self.penalised or bool(self.bad_words)
+        return self.penalised or bool(self.bad_words) or self.grammar is not None
 
     @property
     def adjusts(self) -> bool:
@@ -111,7 +112,7 @@ def _within(name: str, value: float, low: float, high: float) -> None:
         raise RequestError(f"{name} is {value}; it must be between {low} and {high}.", param=name)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Request:
     """One sequence on its way through the scheduler.
 

@@ -13,22 +13,24 @@ from torch import Tensor
 from engine.attention import PagedAttention
 from engine.contract import Chunk, Move, Sampled, StepPlan
 from engine.copies import BlockCopies
+from engine.grammar import Grammars, Masks
 from engine.inputs import InputBuilder
 from engine.lanes import Lane
 from engine.logits import Row
 from engine.model import Model, Tokens
-from engine.request import Logprob, Request
+from engine.request import Logprob, Request, SamplingParams
 from engine.sampler import logprobs, sample
 from engine.timing import StepTimer
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a step touches there: the KV blocks, how they are copied to and from the host tier, and where it runs."""
+    """What a step touches: KV blocks, their copies to and from the host tier, where it runs, and grammars."""
 
     attend: PagedAttention
     copies: BlockCopies
     lane: Lane
+    grammars: Grammars
 
 
 @dataclass(slots=True)
@@ -57,6 +59,10 @@ class ModelRunner:
     _row_of: dict[Request, int] = field(default_factory=dict)
     _last_tokens: list[int] = field(default_factory=list)
 
+    def prepare(self, params: SamplingParams) -> None:
+        if params.grammar is not None:
+            self.device.grammars.compile(params.grammar)
+
     def submit(self, plan: StepPlan) -> Callable[[], Sampled]:
         with self.timer.part("prepare"):
             chunks = list(plan)
@@ -75,10 +81,11 @@ class ModelRunner:
         with self.timer.part("forward"):
             self.device.copies.apply(work.moves)
             self._fill_in(work)
+            rows = [(chunk.request, row) for chunk in work.chunks for row in self._sample_rows(chunk, work.histories)]
+            masks = self.device.grammars.start(_with_grammar(rows))
             logits_RV = self.model.forward(work.tokens, work.rows_R, self.device.attend)
         with self.timer.part("sample"):
-            rows = [row for chunk in work.chunks for row in self._sample_rows(chunk, work.histories)]
-            sampled = _sample(logits_RV[: len(rows)], rows, work.chunks)
+            sampled = _sample(logits_RV[: len(rows)], [row for _, row in rows], masks(), work.chunks)
             sampled.prompt_logprobs = _score_prompts(logits_RV[len(rows) :], work.chunks)
         self._last_tokens = sampled.tokens
         return sampled
@@ -114,12 +121,16 @@ def _last_rows(chunks: Sequence[Chunk]) -> dict[Request, int]:
     return last
 
 
-def _sample(logits_SV: Tensor, rows: Sequence[Row], chunks: Iterable[Chunk]) -> Sampled:
+def _with_grammar(rows: Sequence[tuple[Request, Row]]) -> list[tuple[int, Request, Row]]:
+    return [(index, request, row) for index, (request, row) in enumerate(rows) if row.params.grammar is not None]
+
+
+def _sample(logits_SV: Tensor, rows: Sequence[Row], masks: Masks, chunks: Iterable[Chunk]) -> Sampled:
     if not rows:
         return Sampled([])
     wanted = [index for index, row in enumerate(rows) if row.params.logprobs is not None]
     believed_SV = logits_SV[wanted]  # before bans change the logits
-    tokens = sample(logits_SV, rows)
+    tokens = sample(logits_SV, rows, masks)
     if not wanted:
         return Sampled(tokens)
     counts = [rows[index].params.logprobs or 0 for index in wanted]

@@ -3,7 +3,7 @@
 Shapes: R = rows that sample, V = vocabulary, W = the most likely tokens that filters look at.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -40,9 +40,9 @@ def _signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-def sample(logits_RV: Tensor, rows: Sequence[Row]) -> list[int]:
-    """One token per row. Changes the logits as the rows ask."""
-    adjust(logits_RV, rows)
+def sample(logits_RV: Tensor, rows: Sequence[Row], masks: Mapping[int, Tensor] | None = None) -> list[int]:
+    """One token per row. Changes the logits as the rows ask, and as grammars' `masks` [V] of some rows demand."""
+    adjust(logits_RV, rows, masks or {})
     chosen_R = torch.argmax(logits_RV, dim=-1)
     random = [index for index, row in enumerate(rows) if not row.params.greedy]
     if random:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 from engine.contract import Chunk, Move, Route, Sampled, StepPlan
-from engine.request import Request
+from engine.request import Request, SamplingParams
 from engine.speculate import Drafter
 
 EOS = 7
@@ -77,6 +77,8 @@ class TokenMemory:
         self.steps: list[list[tuple[str, int, int]]] = []
         self.moves: list[Move] = []
         self.drafted: list[tuple[str, int]] = []
+
+    def prepare(self, params: SamplingParams) -> None: ...
 
     def submit(self, plan: StepPlan) -> Callable[[], Sampled]:
         chunks, moves = list(plan), plan.moves

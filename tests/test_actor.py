@@ -23,6 +23,8 @@ class Watched:
         self._inner = inner
         self.requests: dict[str, Request] = {}
 
+    def prepare(self, params: SamplingParams) -> None: ...
+
     def submit(self, plan: StepPlan) -> Callable[[], Sampled]:
         self.requests |= {chunk.request.id: chunk.request for chunk in plan}
         return self._inner.submit(plan)

@@ -73,6 +73,8 @@ class ChainMemory:
         self._submitted: deque[Callable[[], None]] = deque()
         self.most_running = 0
 
+    def prepare(self, params: SamplingParams) -> None: ...
+
     def submit(self, plan: StepPlan) -> Callable[[], Sampled]:
         self.most_running = max(self.most_running, len(plan))
         rows = [(chunk, list(chunk.request.blocks), chunk.request.tokens[chunk.start : chunk.end]) for chunk in plan]

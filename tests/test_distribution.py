@@ -14,6 +14,7 @@ from engine.cache.prefix import NoPrefix
 from engine.copies import NoHost
 from engine.core import EngineCore
 from engine.engine import Completion
+from engine.grammar import NoGrammars
 from engine.inputs import InputBuilder
 from engine.intake import Limits
 from engine.lanes import Inline
@@ -44,7 +45,7 @@ def sampled(drafts: DraftConfig, **options: float) -> tuple[list[int], int]:
     kv = PagedKV(REQUESTS * (EACH // 16 + 3), 16, NoPrefix())
     nothing: Any = None
     inputs = InputBuilder(REQUESTS, kv.blocks_for(EACH + 20), 16, torch.device("cpu"))
-    runner = ModelRunner(SameEverywhere(), Device(nothing, NoHost(), Inline()), inputs, (), timer)
+    runner = ModelRunner(SameEverywhere(), Device(nothing, NoHost(), Inline(), NoGrammars()), inputs, (), timer)
     scheduler = Scheduler(Preemption(max_num_seqs=64).build(), kv, drafts=drafts)
     core = EngineCore(scheduler, runner, Limits(EACH + 20, kv.capacity, VOCAB), timer)
     completions = {f"r{number}": Completion() for number in range(REQUESTS)}

@@ -22,7 +22,7 @@ def logits(rows: int = 1, seed: int = 0) -> torch.Tensor:
 
 def adjusted(row: Row, seed: int = 0) -> torch.Tensor:
     changed = logits(seed=seed)
-    adjust(changed, [row])
+    adjust(changed, [row], {})
     return changed[0]
 
 
@@ -106,5 +106,5 @@ def test_a_row_is_changed_and_sampled_as_if_it_were_alone(rows: list[Row]) -> No
 
 def test_rows_that_ask_for_nothing_keep_their_logits() -> None:
     changed = logits(2)
-    adjust(changed, [Row(SamplingParams(), 0), looking_back([1], 0, presence_penalty=1.0)])
+    adjust(changed, [Row(SamplingParams(), 0), looking_back([1], 0, presence_penalty=1.0)], {})
     assert torch.equal(changed[0], logits(2)[0]) and not torch.equal(changed[1], logits(2)[1])

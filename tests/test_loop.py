@@ -19,6 +19,14 @@ class Fragile:
     def __init__(self, inner: Harness) -> None:
         self._memory = inner.memory
         self.poison: str | None = None
+        self.compiling, self.compiled = threading.Event(), threading.Event()
+
+    def prepare(self, params: SamplingParams) -> None:
+        if params.grammar is not None:
+            self.compiling.set()
+            assert self.compiled.wait(30)
+            if params.grammar == "wrong":
+                raise RequestError("no such grammar", param="grammar")
 
     def submit(self, plan: StepPlan) -> Callable[[], Sampled]:
         if any(chunk.request.id == self.poison for chunk in plan):
@@ -40,6 +48,10 @@ class Served:
 
     def submit(self, request_id: str, prompt: list[int], max_tokens: int) -> None:
         self.loop.submit(request_id, prompt, SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True))
+
+    def submit_with_grammar(self, request_id: str, grammar: str) -> None:
+        params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, grammar=grammar)
+        self.loop.submit(request_id, [1] * 10, params)
 
     def wait_for(self, ready: Callable[[], bool]) -> None:
         with self._news:
@@ -65,6 +77,38 @@ def served() -> Iterator[Served]:
     yield served
     served.loop.stop()
     assert not served.loop.alive
+
+
+def test_a_request_whose_grammar_is_being_compiled_keeps_nobody_waiting(served: Served) -> None:
+    served.submit_with_grammar("slow", "right")
+    assert served.fragile.compiling.wait(30)
+    served.submit("other", [1] * 10, 4)
+    served.wait_for(lambda: served.finished("other"))
+    assert "slow" not in served.outputs
+    served.fragile.compiled.set()
+    served.wait_for(lambda: served.finished("slow"))
+    assert len(served.tokens("slow")) == 4
+
+
+def test_a_grammar_that_is_none_ends_its_request_alone(served: Served) -> None:
+    served.fragile.compiled.set()
+    served.submit_with_grammar("bad", "wrong")
+    served.wait_for(lambda: served.finished("bad"))
+    assert served.outputs["bad"][-1].error == "no such grammar"
+    served.submit("next", [1], 1)
+    served.wait_for(lambda: served.finished("next"))
+
+
+def test_a_request_aborted_while_its_grammar_is_compiled_never_runs(served: Served) -> None:
+    served.submit_with_grammar("gone", "right")
+    assert served.fragile.compiling.wait(30)
+    served.loop.abort(["gone"])
+    served.submit("marker", [1], 1)
+    served.wait_for(lambda: served.finished("marker"))
+    served.fragile.compiled.set()
+    served.submit_with_grammar("after", "right")
+    served.wait_for(lambda: served.finished("after"))
+    assert "gone" not in served.outputs
 
 
 def test_requests_from_several_threads_all_get_their_own_tokens(served: Served) -> None:

@@ -37,6 +37,8 @@ class Watched:
         self.log: list[str] = []
         self._steps = 0
 
+    def prepare(self, params: SamplingParams) -> None: ...
+
     def submit(self, plan: StepPlan) -> Callable[[], Sampled]:
         number, self._steps = self._steps, self._steps + 1
         self.log.append(f"submit {number}")

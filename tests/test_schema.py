@@ -225,10 +225,6 @@ def test_sampling_fields_reach_the_parameters() -> None:
 
 NEUTRAL: dict[str, tuple[Any, list[Any]]] = {
     "use_beam_search": (False, [True, 0]),
-    "response_format": (
-        {"type": "text"},
-        [{"type": "json_schema", "schema": {}}, {"type": "json_object"}, {"type": "nope"}, "json", {}],
-    ),
 }
 
 
