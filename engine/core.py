@@ -101,8 +101,9 @@ class EngineCore:
         return self._scheduler.abort(request_id)
 
     def abort_all(self) -> list[str]:
-        """Ends everything, also what is in flight: after a failure its results cannot be trusted."""
+        """Ends everything, also what is in flight: after a failure nothing computed or copied can be trusted."""
         self._in_flight.clear()
+        self._scheduler.kv.clear()
         return self._scheduler.abort_all()
 
     def set_policy(self, policy: PolicyConfig) -> None:

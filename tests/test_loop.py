@@ -11,6 +11,7 @@ from engine.loop import EngineLoop
 from engine.request import FinishReason, Output, SamplingParams, StepOutput
 from tests.fakes import expected_output
 from tests.harness import Harness
+from tests.scenarios import prompt
 
 
 class Fragile:
@@ -77,6 +78,28 @@ def served() -> Iterator[Served]:
     yield served
     served.loop.stop()
     assert not served.loop.alive
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_after_a_failed_step_no_prefix_is_taken_from_copies_that_were_never_made(depth: int) -> None:
+    """The step that fails owed a copy up from the host tier; its blocks were findable, and hold nothing."""
+    engine = Harness(num_blocks=5, prefix=True, host_blocks=8, max_model_len=64, depth=depth)
+    fragile = engine.core._executor = Fragile(engine)
+    for name, seed in (("first", 1), ("other", 2)):
+        engine.add(name, prompt(seed, 40), max_tokens=20)
+        engine.run()
+    fragile.poison = "brought up"
+    engine.add("brought up", prompt(1, 40), max_tokens=2)
+    with pytest.raises(RuntimeError, match="cosmic"):
+        engine.run()
+    engine.core.abort_all()
+    engine.add(
+        "again",
+        prompt(1, 40),
+        max_tokens=4,
+    )
+    engine.run()
+    assert engine.tokens["again"] == expected_output(prompt(1, 40), 4)
 
 
 def test_a_request_whose_grammar_is_being_compiled_keeps_nobody_waiting(served: Served) -> None:
