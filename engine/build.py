@@ -21,6 +21,7 @@ from engine.errors import ConfigError
 from engine.grammar import Grammars, LlguidanceGrammars, NoGrammars
 from engine.inputs import InputBuilder
 from engine.intake import Limits
+from engine.invariance import CHECKS, Probe, is_invariant, needed_blocks
 from engine.lanes import Inline, WorkerLane
 from engine.model import Decoder, Loader, Model
 from engine.model_config import ModelConfig, read_config
@@ -60,11 +61,19 @@ def build_core(config: EngineConfig, clock: Callable[[], float]) -> EngineCore:
         eos,
         timer,
     )
+    _check_invariance(config, runner, model_config.vocab_size, kv)
     limits = Limits(max_model_len, kv.capacity, model_config.vocab_size, eos)
     scheduler = Scheduler(
         config.policy.build(), kv, eos, drafts=config.drafts, evict_every_steps=config.evict_every_steps
     )
     return EngineCore(scheduler, runner, limits, timer, depth=int(config.overlap))
+
+
+def _check_invariance(config: EngineConfig, runner: ModelRunner, vocab_size: int, kv: PagedKV) -> None:
+    """Before anything is in the pool; one that is too small for it is for tests."""
+    if kv.usable_blocks >= needed_blocks(kv.block_size):
+        probe = Probe(runner.model, runner.device.attend, runner.inputs)
+        CHECKS[config.batch_invariant](lambda: is_invariant(probe, vocab_size, kv.block_size))
 
 
 def _grammars(folder: Path, model_config: ModelConfig) -> Grammars:

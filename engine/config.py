@@ -47,8 +47,9 @@ class EngineConfig(Frozen):
 
     `model` is a catalogue name, a local folder with safetensors, a hub id or a .gguf file. `max_model_len` None means
     the model's own context. `drafts` says how the next tokens are guessed, `overlap` whether a step is planned while
-    the one before runs. `threads` None means all cores. `evict_every_steps` k > 0 evicts a running request every k
-    steps: a testing device. None of the four changes a token.
+    the one before runs. `batch_invariant`: whether results depend on the batch is tried at start; if they do, require
+    refuses to start and check warns. `threads` None means all cores. `evict_every_steps` k > 0 evicts a running
+    request every k steps: a testing device that, like drafts and overlap, must change no token.
     """
 
     model: str = "smollm2-135m-instruct"
@@ -62,5 +63,6 @@ class EngineConfig(Frozen):
     policy: PolicyConfig = Preemption()
     drafts: DraftConfig = NoDrafts()
     overlap: bool = False
+    batch_invariant: Literal["require", "check", "off"] = "check"
     threads: int | None = Field(None, ge=1)
     evict_every_steps: int = Field(0, ge=0)
