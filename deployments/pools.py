@@ -9,6 +9,7 @@ from typing import Protocol
 from deployments.choices import Choice, Delta, follow
 from deployments.client import EngineClient, EngineInfo
 from deployments.merge import merge
+from deployments.siblings import generate_all
 from engine.errors import EngineUnavailable, RequestError, SluiceError
 from engine.intake import Limits
 
@@ -48,7 +49,8 @@ class Pool:
     async def run(self, choices: Sequence[Choice]) -> AsyncGenerator[tuple[Choice, Delta], None]:
         """The deltas of all choices as they come. Closing it aborts whatever has not ended."""
         self.in_flight += 1
-        deltas = merge([follow(choice, self.client.generate(choice.submission)) for choice in choices])
+        outputs = generate_all(self.client, choices)
+        deltas = merge([follow(choice, own) for choice, own in zip(choices, outputs, strict=True)])
         try:
             async with aclosing(deltas):
                 async for item in deltas:
