@@ -99,7 +99,9 @@ def _device(config: EngineConfig, model_config: ModelConfig) -> Device:
     threads = config.threads or torch.get_num_threads()
     torch.set_num_threads(threads)
     dtype = getattr(torch, config.dtype)
-    return Device(device, dtype, choose_backend(device, dtype, model_config.head_dim, threads))
+    invariant = config.batch_invariant == "require"
+    backend = choose_backend(device, dtype, model_config.head_dim, threads, invariant=invariant)
+    return Device(device, dtype, backend)
 
 
 def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:

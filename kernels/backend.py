@@ -75,6 +75,16 @@ class TorchBackend:
         return reference.paged_attention(q_THD, k_NGDB, v_NGBD, batch, spec)
 
 
+class FixedTileBackend(TorchBackend):
+    """For GPUs, where libraries choose their tiles by the batch: linears with one tile shape, see `matmul.py`."""
+
+    def linear(self, weight_NK: Tensor, bias_N: Tensor | None = None) -> Linear:
+        from kernels import matmul  # needs Triton: only for those who use it
+
+        weight_NK = weight_NK.contiguous()
+        return lambda x_MK: matmul.linear(x_MK, weight_NK, bias_N)
+
+
 class CpuBackend:
     """float32 on the CPU with the compiled kernels of `cpu.py`: independent of the batch, bit by bit."""
 
@@ -143,8 +153,15 @@ class _PackedLinear:
         return out_MN if out_MN.shape[1] == self._outputs else out_MN[:, : self._outputs].contiguous()
 
 
-def choose_backend(device: torch.device, dtype: torch.dtype, head_dim: int, workers: int) -> Backend:
-    """Compiled kernels where they exist: float32 on a CPU with heads in whole tiles. Plain torch elsewhere."""
+def choose_backend(
+    device: torch.device, dtype: torch.dtype, head_dim: int, workers: int, *, invariant: bool = False
+) -> Backend:
+    """Compiled kernels where they exist: float32 on a CPU with heads in whole tiles. Plain torch elsewhere.
+
+    `invariant` asks for linears on a GPU that do not depend on the batch; on CPUs they never do, in float32.
+    """
     if device.type == "cpu" and dtype == torch.float32 and head_dim % TILE == 0:
         return CpuBackend(workers)
-    return TorchBackend(row_multiple=4 if device.type == "cpu" else 1)
+    if device.type == "cuda":
+        return FixedTileBackend() if invariant else TorchBackend()
+    return TorchBackend(row_multiple=4)
