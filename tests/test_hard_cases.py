@@ -13,7 +13,7 @@ from engine import Engine, EngineConfig, SamplingParams
 from engine.config import CacheConfig
 from engine.loop import EngineLoop
 from engine.policies import PolicyConfig, Preemption, Retract
-from engine.request import Output, StepOutput
+from engine.request import FinishReason, Output, StepOutput
 from engine.speculate import DraftConfig, NGramDrafts, NoDrafts
 from tests import oracle
 from tests.fakes import expected_output
@@ -209,6 +209,32 @@ def test_what_is_asked_of_the_logits_holds_for_guessed_positions(
     plain, drafted = (engines[name].generate(prompts, params) for name in ("plain", "drafts"))
     assert [one.tokens for one in drafted] == [one.tokens for one in plain]
     assert options.get("logit_bias") is None or all(57 not in one.tokens for one in drafted)
+
+
+@pytest.mark.parametrize("stop", [2, 0])
+def test_min_tokens_holds_back_a_stop_that_a_bias_wants_at_once(
+    engines: dict[str, Engine], tokenizer: Tokenizer, stop: int
+) -> None:
+    """EOS, and a stop token id: the first eight tokens are those without any bias, the ninth is the stop."""
+    stops = () if stop == 2 else (stop,)
+    bias = ((stop, 100.0),)
+    params = SamplingParams(temperature=0.0, max_tokens=12, min_tokens=8, logit_bias=bias, stop_token_ids=stops)
+    for engine in engines.values():
+        completion = engine.generate([tokenizer.encode("1, 2, 3, 4, 5,")], params)[0]
+        assert completion.tokens == [216, 38, 28, 216, 39, 28, 216, 40, stop]
+        assert completion.finish_reason is FinishReason.STOP
+
+
+def test_a_penalty_changes_nobody_elses_answer(engines: dict[str, Engine], tokenizer: Tokenizer) -> None:
+    prompts = [tokenizer.encode("1, 2, 3, 4, 5,"), tokenizer.encode("Some fruit: apple, pear,")]
+    each = [
+        SamplingParams(temperature=0.0, max_tokens=8),
+        SamplingParams(temperature=0.0, max_tokens=40, frequency_penalty=1.05),
+    ]
+    together = engines["plain"].generate(prompts, each)
+    alone = [engines["plain"].generate([prompt], params)[0] for prompt, params in zip(prompts, each, strict=True)]
+    assert [one.tokens for one in together] == [one.tokens for one in alone]
+    assert together[0].tokens == [216, 38, 28, 216, 39, 28, 216, 40]
 
 
 def test_scores_of_a_batch_of_prompts_are_those_of_a_forward_pass(

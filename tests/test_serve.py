@@ -189,6 +189,28 @@ def test_only_requests_with_the_same_cache_salt_share_cached_blocks(served: Serv
     assert len({answer["choices"][0]["text"] for answer in answers}) == 1
 
 
+def test_an_answer_follows_the_schema_that_was_asked_for(served: Served) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"colour": {"enum": ["red", "blue"]}, "count": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": ["colour", "count"],
+        "additionalProperties": False,
+    }
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "How many balloons, and of which colour?"}],
+        "max_tokens": 60,
+        "seed": 5,
+        "n": 2,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "balloons", "schema": schema}},
+    }
+    answer = served.http.post("/v1/chat/completions", json=body).raise_for_status().json()
+    for choice in answer["choices"]:
+        found = json.loads(choice["message"]["content"])
+        assert set(found) == {"colour", "count"} and found["colour"] in ("red", "blue") and 0 <= found["count"] <= 99
+        assert choice["finish_reason"] == "stop"
+
+
 def test_an_unknown_model_is_404(served: Served) -> None:
     answer = served.http.post("/v1/completions", json=COUNT | {"model": "nope"})
     assert answer.status_code == 404
