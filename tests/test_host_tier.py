@@ -203,6 +203,14 @@ def test_what_came_up_is_found_on_the_device_by_the_next() -> None:
     assert first.blocks[0] == second.blocks[0]
 
 
+def test_a_flush_forgets_what_lies_below_too() -> None:
+    kv = tiered(usable=4, host_blocks=4)
+    pushed_out(kv, range(40))
+    kv.clear()
+    kv.check([])
+    assert kv.cached(Request("again", list(range(60)), 60)) == 0
+
+
 # In the engine
 
 
