@@ -61,18 +61,36 @@ class _Guesser:
         self._rest = 3 if drafted and not accepted else max(0, self._rest - sampled)
 
 
+class LateLane:
+    """Runs jobs in the order of submission, and none before the result of one of them is asked for."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[Callable[[], None]] = deque()
+
+    def submit(self, job: Callable[[], Sampled]) -> Callable[[], Sampled]:
+        results: list[Sampled] = []
+        self._jobs.append(lambda: results.append(job()))
+
+        def result() -> Sampled:
+            while not results:
+                self._jobs.popleft()()
+            return results[0]
+
+        return result
+
+
 class TokenMemory:
     """An executor whose model sees only what was written to the blocks: lost or foreign KV gives other tokens.
 
-    Steps run in the order of submission, and not before the result of one of them is asked for. What a chunk may
-    know is taken down when it is submitted; a token that is still to be sampled then is filled in when it runs.
+    What a chunk may know is taken down when it is submitted; a token that is still to be sampled then is filled in when
+    it runs, late and in order.
     """
 
     def __init__(self, num_blocks: int, block_size: int, host_blocks: int = 0) -> None:
         self._memory: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
         self._host: list[list[int | None]] = [[None] * block_size for _ in range(host_blocks)]
         self._block_size = block_size
-        self._submitted: deque[Callable[[], None]] = deque()
+        self._lane = LateLane()
         self._sampled: dict[Request, int] = {}
         self.steps: list[list[tuple[str, int, int]]] = []
         self.moves: list[Move] = []
@@ -87,22 +105,15 @@ class TokenMemory:
         self.moves += moves
         self._check_owners(chunks)
         rows = [_Row(chunk) for chunk in chunks]
-        sampled: list[Sampled] = []
 
-        def compute() -> None:
+        def compute() -> Sampled:
             for move in moves:
                 self._copy(move)
             for row in rows:
                 self._write(row)
-            sampled.append(Sampled([token for row in rows for token in self._sample(row)]))
+            return Sampled([token for row in rows for token in self._sample(row)])
 
-        def result() -> Sampled:
-            while not sampled:
-                self._submitted.popleft()()
-            return sampled[0]
-
-        self._submitted.append(compute)
-        return result
+        return self._lane.submit(compute)
 
     def _copy(self, move: Move) -> None:
         source, target = (self._memory, self._host) if move.route is Route.DOWN else (self._host, self._memory)

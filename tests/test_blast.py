@@ -5,7 +5,6 @@ and are aborted at random, while the pool is too small for them. Every position 
 """
 
 import random
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -24,7 +23,7 @@ from engine.request import FinishReason, Request, SamplingParams
 from engine.scheduler import Scheduler
 from engine.speculate import DraftConfig, NGramDrafts, NoDrafts
 from engine.timing import StepTimer
-from tests.fakes import EOS, VOCAB
+from tests.fakes import EOS, VOCAB, LateLane
 
 NO_GUESSES = NoDrafts()
 BLOCK = 16
@@ -60,17 +59,14 @@ def undisturbed(prompt: Sequence[int], params: SamplingParams) -> list[int]:
 
 
 class ChainMemory:
-    """Blocks that hold what `mix` makes of all tokens up to each position; a step reads every position it attends to.
-
-    Steps run in the order of submission, when the result of one of them is asked for.
-    """
+    """Blocks that hold what `mix` makes of all tokens up to a position. A step reads every position it attends to."""
 
     def __init__(self, num_blocks: int, host_blocks: int) -> None:
         self._device = [[0] * BLOCK for _ in range(num_blocks)]
         self._host = [[0] * BLOCK for _ in range(host_blocks)]
         self._chains: dict[Request, list[int]] = {}
         self._last: dict[Request, int] = {}
-        self._submitted: deque[Callable[[], None]] = deque()
+        self._lane = LateLane()
         self.most_running = 0
 
     def prepare(self, params: SamplingParams) -> None: ...
@@ -78,24 +74,13 @@ class ChainMemory:
     def submit(self, plan: StepPlan) -> Callable[[], Sampled]:
         self.most_running = max(self.most_running, len(plan))
         rows = [(chunk, list(chunk.request.blocks), chunk.request.tokens[chunk.start : chunk.end]) for chunk in plan]
-        sampled: list[Sampled] = []
 
-        def compute() -> None:
+        def compute() -> Sampled:
             for move in plan.moves:
                 self._copy(move)
-            sampled.append(Sampled([token for row in rows for token in self._run(*row)]))
+            return Sampled([token for row in rows for token in self._run(*row)])
 
-        def result() -> Sampled:
-            while not sampled:
-                self._submitted.popleft()()
-            return sampled[0]
-
-        self._submitted.append(compute)
-        return result
-
-    def forget(self, request: Request) -> None:
-        self._chains.pop(request, None)
-        self._last.pop(request, None)
+        return self._lane.submit(compute)
 
     def _run(self, chunk: Chunk, blocks: list[int], known: list[int]) -> list[int]:
         request, start, end = chunk.request, chunk.start, chunk.end
