@@ -39,6 +39,7 @@ class EngineLoop:
         """Ends after the step in progress. Open requests get no further output."""
         self._inbox.put(self._stop)
         self._thread.join()
+        self._preparations.shutdown(wait=False, cancel_futures=True)
 
     def submit(
         self, request_id: str, prompt: list[int], params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
