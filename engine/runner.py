@@ -6,6 +6,7 @@ Shapes: T tokens of this step, R rows that need logits, S rows that sample, V vo
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,18 +34,27 @@ class Device:
     grammars: Grammars
 
 
+class _Fed(NamedTuple):
+    """A token that the step before has yet to sample: it will be that of `row` in S, and is wanted at `place` in T."""
+
+    place: int
+    chunk: Chunk
+    row: int
+
+
 @dataclass(slots=True)
 class _Work:
-    """A step as it was submitted: nothing in it changes while earlier steps run."""
+    """A step as it was submitted: nothing in it changes while earlier steps run.
+
+    `histories` hold, for requests that look back, all tokens that are known, guesses included.
+    """
 
     moves: Sequence[Move]
     chunks: Sequence[Chunk]
     tokens: Tokens
     rows_R: Tensor
-    fed: list[
-        tuple[int, Chunk, int]
-    ]  # place in T, chunk, row in S of the step before: tokens that are yet to be sampled
-    histories: dict[Request, list[int]]  # of requests that look back: all tokens, guesses included
+    fed: list[_Fed]
+    histories: dict[Request, list[int]]
 
 
 @dataclass(slots=True)
@@ -69,7 +79,9 @@ class ModelRunner:
             tokens = self.inputs.build(chunks)
             starts = tokens.batch.query_starts
             rows_R = torch.tensor(_rows(starts, chunks), dtype=torch.int64, device=tokens.id_T.device)
-            fed = [(starts[i], chunk, self._row_of[chunk.request]) for i, chunk in enumerate(chunks) if _is_fed(chunk)]
+            fed = [
+                _Fed(starts[i], chunk, self._row_of[chunk.request]) for i, chunk in enumerate(chunks) if _is_fed(chunk)
+            ]
             looking_back = [chunk for chunk in chunks if chunk.samples and chunk.request.params.looks_back]
             histories = {chunk.request: [*chunk.request.tokens, *chunk.draft] for chunk in looking_back}
             self._row_of = _last_rows(chunks)
