@@ -30,7 +30,7 @@ from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.timing import StepTimer
 from engine.weights import DummySource, SafetensorsSource, WeightSource
-from kernels.backend import Backend, choose_backend
+from kernels.backend import Backend, CpuBackend, choose_backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,12 @@ def _grammars(folder: Path, model_config: ModelConfig) -> Grammars:
 def _cache(config: EngineConfig, num_blocks: int) -> PagedKV:
     """Blocks are known by the model that computed them, so that engines can compare what they remember."""
     cache, events = config.cache, EventLog()
-    namespace = {"model": config.model, "dtype": config.dtype, "implementation": config.implementation}
+    namespace = {
+        "model": config.model,
+        "dtype": config.dtype,
+        "implementation": config.implementation,
+        "weights": config.weights,
+    }
     index = HashedPrefix(namespace) if cache.prefix else NoPrefix()
     host = HostMemory(cache.host_blocks, events) if cache.host_blocks else NoHostTier()
     return PagedKV(num_blocks, cache.block_size, index, host, events)
@@ -100,7 +105,14 @@ def _device(config: EngineConfig, model_config: ModelConfig) -> Device:
     torch.set_num_threads(threads)
     dtype = getattr(torch, config.dtype)
     invariant = config.batch_invariant == "require"
-    backend = choose_backend(device, dtype, model_config.head_dim, threads, invariant=invariant)
+    weights = torch.float16 if config.weights == "float16" else dtype
+    backend = choose_backend(device, dtype, model_config.head_dim, threads, weights=weights, invariant=invariant)
+    if weights != dtype and not isinstance(backend, CpuBackend):
+        raise ConfigError(
+            "weights is float16, which only the compiled CPU kernels take: device cpu, dtype float32 and a head dim "
+            "that is a multiple of 16. Write weights: same.",
+            param="weights",
+        )
     return Device(device, dtype, backend)
 
 
@@ -125,7 +137,10 @@ def _load_model(config: EngineConfig, folder: Path, model_config: ModelConfig, d
         source = DummySource(dtype=device.dtype, device=device.device)
     else:
         source = SafetensorsSource(folder, dtype=device.dtype, device=device.device)
-    decoder = Decoder(Loader(model_config, source, device.backend), positions)
+    try:
+        decoder = Decoder(Loader(model_config, source, device.backend), positions)
+    except OverflowError as error:
+        raise ConfigError(f"weights: {error}. Write weights: same.", param="weights") from None
     _check_all_used(source, model_config)
     return decoder
 

@@ -46,10 +46,11 @@ class EngineConfig(Frozen):
     """Everything one engine needs to start.
 
     `model` is a catalogue name, a local folder with safetensors, a hub id or a .gguf file. `max_model_len` None means
-    the model's own context. `drafts` says how the next tokens are guessed, `overlap` whether a step is planned while
-    the one before runs. `batch_invariant`: whether results depend on the batch is tried at start; if they do, require
-    refuses to start and check warns. `threads` None means all cores. `evict_every_steps` k > 0 evicts a running
-    request every k steps: a testing device that, like drafts and overlap, must change no token.
+    the model's own context. `weights` float16 keeps those of linears in half precision, where the compiled CPU kernels
+    run: half the memory to read, sums in float32 all the same. `drafts` says how the next tokens are guessed, `overlap`
+    whether a step is planned while the one before runs. `batch_invariant`: whether results depend on the batch is tried
+    at start; if they do, require refuses to start and check warns. `threads` None means all cores. `evict_every_steps`
+    k > 0 evicts a running request every k steps: a testing device that, like drafts and overlap, must change no token.
     """
 
     model: str = "smollm2-135m-instruct"
@@ -57,6 +58,7 @@ class EngineConfig(Frozen):
     load_format: Literal["auto", "dummy"] = "auto"
     implementation: Literal["auto", "transformers"] = "auto"
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    weights: Literal["same", "float16"] = "same"
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     max_model_len: int | None = Field(None, ge=2)
     cache: CacheConfig = CacheConfig()

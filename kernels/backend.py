@@ -86,20 +86,27 @@ class FixedTileBackend(TorchBackend):
 
 
 class CpuBackend:
-    """float32 on the CPU with the compiled kernels of `cpu.py`: independent of the batch, bit by bit."""
+    """float32 on the CPU with the compiled kernels of `cpu.py`: independent of the batch, bit by bit.
 
-    def __init__(self, workers: int) -> None:
+    Weights of linears are kept as `weights`, float32 or float16: half the memory to read, and sums in float32 all the
+    same. Raises OverflowError if a weight is too large for float16.
+    """
+
+    def __init__(self, workers: int, weights: torch.dtype = torch.float32) -> None:
         from kernels import cpu  # compiles, or loads what it compiled before: only for those who use it
 
         self._kernels = cpu
         self._workers = workers
+        self._weights = weights
 
     def linear(self, weight_NK: Tensor, bias_N: Tensor | None = None) -> Linear:
         outputs, inputs = weight_NK.shape
         padded = -(-outputs // TILE) * TILE
         if padded > outputs:
             weight_NK = functional.pad(weight_NK, (0, 0, 0, padded - outputs))
-        packed = weight_NK.view(padded // TILE, TILE, inputs).transpose(1, 2).contiguous()
+        packed = weight_NK.to(self._weights).view(padded // TILE, TILE, inputs).transpose(1, 2).contiguous()
+        if not torch.isfinite(packed).all():
+            raise OverflowError(f"a weight is too large for {self._weights}")
         bias = torch.zeros(padded)
         if bias_N is not None:
             bias[:outputs] = bias_N
@@ -138,10 +145,10 @@ class CpuBackend:
 
 
 class _PackedLinear:
-    """Weights as [N / 16, K, 16]: what one register tile reads is contiguous."""
+    """Weights as [N / 16, K, 16], kept as bytes: what one register tile reads is contiguous."""
 
     def __init__(self, packed: Tensor, bias_N: Tensor, outputs: int, kernel: Callable[..., None], workers: int) -> None:
-        self._packed = packed.numpy()
+        self._packed = packed.view(len(packed), -1).view(torch.uint8).numpy()
         self._bias_N = bias_N.numpy()
         self._outputs = outputs
         self._kernel = kernel
@@ -154,14 +161,21 @@ class _PackedLinear:
 
 
 def choose_backend(
-    device: torch.device, dtype: torch.dtype, head_dim: int, workers: int, *, invariant: bool = False
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    workers: int,
+    *,
+    weights: torch.dtype | None = None,
+    invariant: bool = False,
 ) -> Backend:
     """Compiled kernels where they exist: float32 on a CPU with heads in whole tiles. Plain torch elsewhere.
 
+    `weights` None: as `dtype`; the compiled kernels also take float16.
     `invariant` asks for linears on a GPU that do not depend on the batch; on CPUs they never do, in float32.
     """
     if device.type == "cpu" and dtype == torch.float32 and head_dim % TILE == 0:
-        return CpuBackend(workers)
+        return CpuBackend(workers, weights or dtype)
     if device.type == "cuda":
         return FixedTileBackend() if invariant else TorchBackend()
     return TorchBackend(row_multiple=4)

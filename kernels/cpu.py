@@ -18,6 +18,7 @@ FLOAT_BYTES = 4
 HIDDEN = np.float32(-np.inf)
 
 _tile1, _tile2, _tile3, _tile4, _tile5, _tile6 = (multiply_add(rows) for rows in range(1, MOST_ROWS + 1))
+_half1, _half2, _half3, _half4, _half5, _half6 = (multiply_add(rows, half=True) for rows in range(1, MOST_ROWS + 1))
 
 
 @njit(inline="always")
@@ -36,11 +37,31 @@ def _multiply_rows(rows: int, a: int, a_row: int, b: int, b_row: int, c: int, c_
         _tile5(a, a_row, b, b_row, c, c_row, depth)
 
 
-@njit("void(f4[:,::1], f4[:,:,::1], f4[::1], f4[:,::1], i8)", parallel=True, cache=True)
+@njit(inline="always")
+def _multiply_halves(rows: int, a: int, a_row: int, b: int, b_row: int, c: int, c_row: int, depth: int) -> None:
+    if rows == 6:
+        _half6(a, a_row, b, b_row, c, c_row, depth)
+    elif rows == 1:
+        _half1(a, a_row, b, b_row, c, c_row, depth)
+    elif rows == 2:
+        _half2(a, a_row, b, b_row, c, c_row, depth)
+    elif rows == 3:
+        _half3(a, a_row, b, b_row, c, c_row, depth)
+    elif rows == 4:
+        _half4(a, a_row, b, b_row, c, c_row, depth)
+    elif rows == 5:
+        _half5(a, a_row, b, b_row, c, c_row, depth)
+
+
+@njit("void(f4[:,::1], u1[:,::1], f4[::1], f4[:,::1], i8)", parallel=True, cache=True)
 def linear(x_MK: Any, packed: Any, bias_N: Any, out_MN: Any, workers: int) -> None:
-    """out = x · Wᵀ + bias. Each worker owns a range of output columns and streams its weights once a panel."""
+    """out = x · Wᵀ + bias. Each worker owns a range of output columns and streams its weights once a panel.
+
+    `packed` holds a row of bytes per 16 outputs: float32 or float16, which its length tells.
+    """
     rows, depth = x_MK.shape
     tiles, columns = packed.shape[0], out_MN.shape[1]
+    size = packed.shape[1] // (depth * WIDTH)
     x, w, out = x_MK.ctypes.data, packed.ctypes.data, out_MN.ctypes.data
     share = (tiles + workers - 1) // workers
     for worker in prange(workers):
@@ -53,18 +74,14 @@ def linear(x_MK: Any, packed: Any, bias_N: Any, out_MN: Any, workers: int) -> No
                         out_MN[row, column + lane] = bias_N[column + lane]
                 for k in range(0, depth, DEPTH):
                     chain = min(DEPTH, depth - k)
-                    weights = w + (tile * depth + k) * WIDTH * FLOAT_BYTES
+                    weights = w + (tile * depth + k) * WIDTH * size
                     for row in range(panel, panel_end, MOST_ROWS):
-                        _multiply_rows(
-                            min(MOST_ROWS, panel_end - row),
-                            x + (row * depth + k) * FLOAT_BYTES,
-                            depth,
-                            weights,
-                            WIDTH,
-                            out + (row * columns + column) * FLOAT_BYTES,
-                            columns,
-                            chain,
-                        )
+                        count = min(MOST_ROWS, panel_end - row)
+                        a, c = x + (row * depth + k) * FLOAT_BYTES, out + (row * columns + column) * FLOAT_BYTES
+                        if size == 2:
+                            _multiply_halves(count, a, depth, weights, WIDTH, c, columns, chain)
+                        else:
+                            _multiply_rows(count, a, depth, weights, WIDTH, c, columns, chain)
 
 
 @njit("void(f4[:,:,:], f4[:,:,:], f4[:,:,:,::1], f4[:,:,:,::1], i8[::1])", cache=True)

@@ -17,9 +17,11 @@ MOST_ROWS = 6  # six rows of two AVX2 registers each leave room for the operands
 LOWEST_EXPONENT = -87.0
 
 _f32 = ir.FloatType()
+_f16 = ir.HalfType()
 _i32 = ir.IntType(32)
 _i64 = ir.IntType(64)
 _vector = ir.VectorType(_f32, WIDTH)
+_half_vector = ir.VectorType(_f16, WIDTH)
 _ivector = ir.VectorType(_i32, WIDTH)
 
 Codegen = Callable[[Any, Any, Any, Any], Any]
@@ -48,19 +50,28 @@ def _load(builder: Any, address: Any) -> Any:
     return value
 
 
+def _load_half(builder: Any, address: Any) -> Any:
+    """Sixteen float16 as float32: exact."""
+    value = builder.load(builder.inttoptr(address, _half_vector.as_pointer()))
+    value.align = 2
+    return builder.fpext(value, _vector)
+
+
 def _store(builder: Any, value: Any, address: Any) -> None:
     builder.store(value, builder.inttoptr(address, _vector.as_pointer())).align = 4
 
 
-def _offset(builder: Any, address: Any, count: Any) -> Any:
-    return builder.add(address, builder.mul(count, _i64(4)))
+def _offset(builder: Any, address: Any, count: Any, size: int = 4) -> Any:
+    return builder.add(address, builder.mul(count, _i64(size)))
 
 
-def multiply_add(rows: int) -> Any:
+def multiply_add(rows: int, half: bool = False) -> Any:
     """C[rows, 16] += A[rows, depth] · B[depth, 16]; the product is summed from zero, then added.
 
-    Addresses are integers; `a_row`, `b_row`, `c_row` are the distances between rows in floats.
+    Addresses are integers; `a_row`, `b_row`, `c_row` are the distances between rows in numbers. With `half`, B holds
+    float16: half the memory to read, and the sums are float32 all the same.
     """
+    load_b, b_size = (_load_half, 2) if half else (_load, 4)
 
     @intrinsic
     def tile(typing: Any, a: Any, a_row: Any, b: Any, b_row: Any, c: Any, c_row: Any, depth: Any) -> Any:
@@ -71,7 +82,7 @@ def multiply_add(rows: int) -> Any:
                 builder.store(_constant(0.0), total)
             a_rows = [_offset(builder, a, builder.mul(a_row, _i64(row))) for row in range(rows)]
             with cgutils.for_range(builder, depth, intp=_i64) as loop:
-                b_vector = _load(builder, _offset(builder, b, builder.mul(b_row, loop.index)))
+                b_vector = load_b(builder, _offset(builder, b, builder.mul(b_row, loop.index), b_size))
                 for a_start, total in zip(a_rows, sums, strict=True):
                     address = _offset(builder, a_start, loop.index)
                     scalar = builder.load(builder.inttoptr(address, _f32.as_pointer()))

@@ -61,6 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="turns per engine and workload")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--weights", default="same", choices=("same", "float16"), help="of our linears")
     parser.add_argument("--only", help="run the workloads whose name contains this")
     parser.add_argument("--json", action="store_true", help="print the results as one JSON list at the end")
     options = parser.parse_args()
@@ -68,7 +69,7 @@ def main() -> None:
     folder = resolve(defaults.model, defaults.model_cache)
     threads = ("--threads", str(options.threads))
     workers = [
-        start("sluice", module("engine.bench", *threads)),
+        start("sluice", module("engine.bench", *threads, "--weights", options.weights)),
         start("transformers", module("loadtests.transformers_worker", "--model", str(folder), *threads)),
     ]
     for worker in workers:

@@ -129,6 +129,21 @@ def test_linear_equals_float64_and_does_not_depend_on_the_rows_beside(inputs: in
         assert torch.equal(linear(x_MK[-rows:]), all_rows[-rows:])
 
 
+@pytest.mark.parametrize(("inputs", "outputs"), [(576, 1536), (64, 200), (33, 17)])
+def test_half_precision_weights_are_read_exactly_and_summed_in_float32(inputs: int, outputs: int) -> None:
+    """The same bits as float32 weights that were rounded to float16 before."""
+    weight, bias_N, x_MK = torch.randn(outputs, inputs), torch.randn(outputs), torch.randn(40, inputs)
+    rounded = CPU.linear(weight.half().float(), bias_N)
+    half = CpuBackend(2, torch.float16).linear(weight, bias_N)
+    assert torch.equal(half(x_MK), rounded(x_MK))
+    assert torch.equal(half(x_MK[3:4])[0], half(x_MK)[3])
+
+
+def test_weights_that_half_precision_cannot_hold_are_refused() -> None:
+    with pytest.raises(OverflowError, match="too large"):
+        CpuBackend(1, torch.float16).linear(torch.full((16, 16), 1e5))
+
+
 def test_norm_and_rotation_equal_plain_torch_and_do_not_depend_on_the_rows_beside() -> None:
     plain = TorchBackend()
     x, weight = torch.randn(40, 9, 64), torch.randn(64)
