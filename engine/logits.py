@@ -43,9 +43,12 @@ def adjust(logits_RV: Tensor, rows: Sequence[Row], masks: Mapping[int, Tensor]) 
         return
     _add_bias(logits_RV, asking)
     _penalise(logits_RV, [(index, row) for index, row in asking if row.params.penalised])
-    _allow(logits_RV, asking)
     _forbid(logits_RV, asking)
-    _follow(logits_RV, masks)
+    for index, row in asking:
+        if row.params.allowed_token_ids is not None:
+            _keep_only(logits_RV, index, _integers(row.params.allowed_token_ids, logits_RV))
+    for index, mask_V in masks.items():
+        _keep_only(logits_RV, index, mask_V.to(logits_RV.device).nonzero().flatten())
 
 
 def _add_bias(logits_RV: Tensor, rows: Numbered) -> None:
@@ -75,13 +78,13 @@ def _penalise(logits_RV: Tensor, rows: Numbered) -> None:
     logits_RV[index_P] = own_PV - output_PV * frequency_P1 - (output_PV > 0) * presence_P1
 
 
-def _allow(logits_RV: Tensor, rows: Numbered) -> None:
-    for index, row in rows:
-        if row.params.allowed_token_ids is not None:
-            allowed = _integers(row.params.allowed_token_ids, logits_RV)
-            kept = logits_RV[index, allowed]
-            logits_RV[index] = MINUS_INFINITY
-            logits_RV[index, allowed] = kept
+def _keep_only(logits_RV: Tensor, index: int, tokens: Tensor) -> None:
+    """Of one row. If all of these are forbidden otherwise they count alike: some token must be chosen."""
+    kept = logits_RV[index, tokens]
+    if not torch.isfinite(kept).any():
+        kept = torch.zeros_like(kept)
+    logits_RV[index] = MINUS_INFINITY
+    logits_RV[index, tokens] = kept
 
 
 def _forbid(logits_RV: Tensor, rows: Numbered) -> None:
@@ -89,15 +92,6 @@ def _forbid(logits_RV: Tensor, rows: Numbered) -> None:
     if forbidden:
         index, token = zip(*forbidden, strict=True)
         logits_RV[_integers(index, logits_RV), _integers(token, logits_RV)] = MINUS_INFINITY
-
-
-def _follow(logits_RV: Tensor, masks: Mapping[int, Tensor]) -> None:
-    """What a grammar allows. If all of that is forbidden otherwise, the grammar wins: its output must stay in form."""
-    for index, mask_V in masks.items():
-        mask_V = mask_V.to(logits_RV.device)
-        if not torch.isfinite(logits_RV[index][mask_V]).any():
-            logits_RV[index, mask_V] = 0.0
-        logits_RV[index, ~mask_V] = MINUS_INFINITY
 
 
 def _word_ends(row: Row) -> Iterator[int]:

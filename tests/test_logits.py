@@ -70,6 +70,13 @@ def test_only_allowed_tokens_are_left() -> None:
     assert torch.equal(changed[[3, 7]], logits()[0, [3, 7]])
 
 
+def test_if_all_that_is_allowed_is_held_back_it_is_chosen_all_the_same() -> None:
+    changed = adjusted(Row(SamplingParams(allowed_token_ids=(7, 3)), 0, banned=(3, 7)))
+    assert (changed > NEVER).nonzero().flatten().tolist() == [3, 7]
+    changed = adjusted(Row(SamplingParams(allowed_token_ids=(7, 3)), 0, banned=(3,)))
+    assert (changed > NEVER).nonzero().flatten().tolist() == [7]
+
+
 @pytest.mark.parametrize(
     ("history", "banned"), [([], [9]), ([5], [9]), ([1], [2, 9]), ([4, 1], [2, 9]), ([1, 2], [3, 9]), ([2, 2], [9])]
 )
