@@ -1,58 +1,14 @@
-"""The fixed-tile linear for GPUs, in Triton's interpreter, and compiled ahead of time for the GPUs it is made for."""
+"""The fixed-tile linear for GPUs, in Triton's interpreter, and compiled ahead of time for the GPUs it is made for.
 
-import importlib
+Both in processes of their own: Triton decides at its first import whether it interprets, once for the whole process.
+"""
+
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import pytest
-import torch
 
 ROOT = Path(__file__).parent.parent
-SIZES = [(1, 64, 64), (2, 100, 70), (16, 33, 64), (17, 576, 96), (37, 130, 200)]
-
-
-@pytest.fixture
-def matmul(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The module as it is where no GPU is: Triton decides at import."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    sys.modules.pop("kernels.matmul", None)
-    yield importlib.import_module("kernels.matmul")
-    sys.modules.pop("kernels.matmul", None)
-
-
-def operands(
-    rows: int, inputs: int, outputs: int, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(rows)
-    x, weight = (torch.randn(size, inputs, generator=generator).to(dtype) for size in (rows, outputs))
-    return x, weight, torch.randn(outputs, generator=generator).to(dtype)
-
-
-# bfloat16 is left to the compiler: the interpreter multiplies its bits as if they were integers.
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_it_is_x_times_the_weights_plus_bias(
-    matmul: Any, size: tuple[int, int, int], dtype: torch.dtype, with_bias: bool
-) -> None:
-    x, weight, bias = operands(*size, dtype)
-    expected = x.double() @ weight.double().T + (bias.double() if with_bias else 0.0)
-    given = matmul.linear(x, weight, bias if with_bias else None)
-    assert given.dtype == dtype
-    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
-    torch.testing.assert_close(given.double(), expected, atol=tolerance, rtol=tolerance)
-
-
-@pytest.mark.parametrize("rows", [1, 2, 5, 15, 16, 17, 33])
-def test_a_row_is_the_same_bit_for_bit_among_any_number(matmul: Any, rows: int) -> None:
-    """At the same place: numpy, which computes a tile here, treats the rows of one differently; tensor cores do not."""
-    x, weight, bias = operands(37, 130, 70, torch.float32)
-    assert torch.equal(matmul.linear(x[:rows], weight, bias), matmul.linear(x, weight, bias)[:rows])
-
-
 COMPILE = """
 import itertools, triton
 from triton.backends.compiler import GPUTarget
@@ -75,7 +31,14 @@ for element, has_bias, capability in itertools.product(("fp16", "bf16", "fp32"),
 
 
 def test_it_compiles_for_the_gpus_it_is_made_for() -> None:
-    """In a process of its own: where the interpreter was, nothing compiles any more."""
     run = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, cwd=ROOT, check=False)
     assert run.returncode == 0, run.stderr
     assert len(run.stdout.splitlines()) == 12
+
+
+def test_it_computes_what_it_should_in_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/interpret_matmul.py"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
+    assert run.returncode == 0, run.stdout
+    assert "27 passed" in run.stdout
