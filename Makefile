@@ -17,7 +17,7 @@ run := --config $(CONFIG) $(if $(HTTP_PORT),--http-port $(HTTP_PORT))
 starts := --dashboard-port $(DASHBOARD_PORT) --ray-port $(RAY_PORT) --metrics-port $(METRICS_PORT)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve stop status fetch test lint format mutants load scheduler-cost matrix
+.PHONY: help serve stop status fetch test lint format mutants load scheduler-cost matrix compile-kernels
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -56,6 +56,9 @@ matrix: $(installed) ## every combination of what the scheduler does: no token m
 scheduler-cost: $(installed) ## what planning a step costs, by policy and number of requests
 	@$(bin)/python -m loadtests.scheduler_cost
 
+compile-kernels: $(installed) ## all Triton kernels for sm_80, sm_90 and gfx942, with registers and shared memory (6 minutes)
+	@$(bin)/python -m kernels.compile
+
 load: $(installed) ## load test of what serve started
 	@$(bin)/locust -f loadtests/locustfile.py --headless --users $(USERS) --spawn-rate $(USERS) \
 		--run-time $(LOAD_TIME) --host http://127.0.0.1:$(or $(HTTP_PORT),8000)
@@ -66,5 +69,5 @@ $(installed): pyproject.toml constraints.txt
 	test -x $(bin)/python || $(PYTHON) -m venv .venv
 	$(bin)/python -m pip install --disable-pip-version-check -c constraints.txt torch
 	$(bin)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	-$(bin)/python -c 'import kernels.cpu' # compiles them, once, so that the first start need not
+	-$(bin)/python -c 'import kernels.cpu_backend' # compiles them, once, so that the first start need not
 	@touch $@

@@ -88,8 +88,9 @@ def _build(config: EngineConfig) -> EngineCore:
 def _use_threads(threads: int | None) -> None:
     """Ray sets OMP_NUM_THREADS by the CPUs an actor reserves; here the engine's own setting counts.
 
-    Threads that wait sleep: spinning ones steal the cores from the other engine and from the ingress, and a barrier
-    that takes 0.3 ms takes 8.
+    Threads that wait spin for some 50 µs, from one kernel to the next, which saves the 20 µs of waking them; then they
+    sleep. Those that spin on steal the cores from the other engine and from the ingress: a barrier then takes 8 ms.
     """
     count = str(threads or os.cpu_count() or 1)
-    os.environ.update(OMP_NUM_THREADS=count, MKL_NUM_THREADS=count, NUMBA_NUM_THREADS=count, OMP_WAIT_POLICY="PASSIVE")
+    os.environ.update(OMP_NUM_THREADS=count, MKL_NUM_THREADS=count, NUMBA_NUM_THREADS=count)
+    os.environ.update(OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT="5000")

@@ -30,14 +30,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=EngineConfig().model)
     parser.add_argument("--threads", type=int, default=None, help="default: all cores")
-    parser.add_argument("--weights", default="same", choices=("same", "float16"))
+    parser.add_argument("--dtype", default="auto", choices=("auto", "float32"))
+    parser.add_argument("--quantization", default="none", choices=("none", "int8"))
     parser.add_argument("--chunk", type=int, default=512, help="max_num_batched_tokens")
     options = parser.parse_args()
     engine = Engine(
         EngineConfig(
             model=options.model,
             threads=options.threads,
-            weights=options.weights,
+            dtype=options.dtype,
+            quantization=options.quantization,
             cache=CacheConfig(memory_fraction=0.2, prefix=False),
             policy=Preemption(max_num_batched_tokens=options.chunk, max_num_seqs=min(64, options.chunk)),
         )

@@ -30,7 +30,7 @@ from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.timing import StepTimer
 from engine.weights import DummySource, SafetensorsSource, WeightSource
-from kernels.backend import Backend, CpuBackend, choose_backend
+from kernels.backend import Backend, WeightKind, choose_backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class Device:
 
     device: torch.device
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     backend: Backend
 
 
@@ -50,7 +51,7 @@ def build_core(config: EngineConfig, clock: Callable[[], float]) -> EngineCore:
     max_model_len = _max_model_len(config, model_config)
     model = _load_model(config, folder, model_config, device, max_model_len)
     num_blocks = _num_blocks(config, model_config, device, max_model_len)
-    kv = _cache(config, num_blocks)
+    kv = _cache(config, device, num_blocks)
     timer = StepTimer(clock)
     grammars = _grammars(folder, model_config)
     eos = model_config.eos_token_ids
@@ -83,14 +84,14 @@ def _grammars(folder: Path, model_config: ModelConfig) -> Grammars:
     return LlguidanceGrammars(tokenizer, model_config.vocab_size, model_config.eos_token_ids)
 
 
-def _cache(config: EngineConfig, num_blocks: int) -> PagedKV:
+def _cache(config: EngineConfig, device: Device, num_blocks: int) -> PagedKV:
     """Blocks are known by the model that computed them, so that engines can compare what they remember."""
     cache, events = config.cache, EventLog()
     namespace = {
         "model": config.model,
-        "dtype": config.dtype,
+        "dtype": f"{config.dtype} {device.dtype} {device.kv_dtype}",
         "implementation": config.implementation,
-        "weights": config.weights,
+        "quantization": config.quantization,
     }
     index = HashedPrefix(namespace) if cache.prefix else NoPrefix()
     host = HostMemory(cache.host_blocks, events) if cache.host_blocks else NoHostTier()
@@ -103,17 +104,39 @@ def _device(config: EngineConfig, model_config: ModelConfig) -> Device:
         raise ConfigError("device is cuda, but torch sees no GPU here. Write device: cpu.", param="device")
     threads = config.threads or torch.get_num_threads()
     torch.set_num_threads(threads)
-    dtype = getattr(torch, config.dtype)
+    automatic = "bfloat16" if device.type == "cuda" else "float32"
+    dtype = getattr(torch, automatic if config.dtype == "auto" else config.dtype)
     invariant = config.batch_invariant == "require"
-    weights = torch.float16 if config.weights == "float16" else dtype
+    weights = _weight_kind(config)
     backend = choose_backend(device, dtype, model_config.head_dim, threads, weights=weights, invariant=invariant)
-    if weights != dtype and not isinstance(backend, CpuBackend):
+    if weights == "int8" and not backend.quantizes:
         raise ConfigError(
-            "weights is float16, which only the compiled CPU kernels take: device cpu, dtype float32 and a head dim "
-            "that is a multiple of 16. Write weights: same.",
-            param="weights",
+            "quantization is int8, which only the compiled CPU kernels do: device cpu, dtype auto and a head dim that "
+            "is a multiple of 16. Write quantization: none.",
+            param="quantization",
         )
-    return Device(device, dtype, backend)
+    return Device(device, dtype, _kv_dtype(config, dtype, backend), backend)
+
+
+def _kv_dtype(config: EngineConfig, dtype: torch.dtype, backend: Backend) -> torch.dtype:
+    wanted = config.cache.dtype
+    if wanted == "auto":
+        return torch.float16 if config.dtype == "auto" and torch.float16 in backend.kv_dtypes else dtype
+    kv_dtype: torch.dtype = getattr(torch, wanted)
+    if kv_dtype not in backend.kv_dtypes:
+        known = ", ".join(sorted(str(one).removeprefix("torch.") for one in backend.kv_dtypes))
+        raise ConfigError(
+            f"cache.dtype is {wanted}, but the kernels for this device take {known}. Write dtype: auto.",
+            param="cache.dtype",
+        )
+    return kv_dtype
+
+
+def _weight_kind(config: EngineConfig) -> WeightKind:
+    """How the compiled CPU kernels keep the weights of linears."""
+    if config.quantization == "int8":
+        return "int8"
+    return "float16" if config.dtype == "auto" else "float32"
 
 
 def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
@@ -140,7 +163,7 @@ def _load_model(config: EngineConfig, folder: Path, model_config: ModelConfig, d
     try:
         decoder = Decoder(Loader(model_config, source, device.backend), positions)
     except OverflowError as error:
-        raise ConfigError(f"weights: {error}. Write weights: same.", param="weights") from None
+        raise ConfigError(f"dtype: {error}. Write dtype: float32.", param="dtype") from None
     _check_all_used(source, model_config)
     return decoder
 
@@ -170,7 +193,7 @@ def _block_bytes(config: EngineConfig, model_config: ModelConfig, dtype: torch.d
 
 def _num_blocks(config: EngineConfig, model_config: ModelConfig, device: Device, max_model_len: int) -> int:
     """Blocks in the pool, block 0 included. At least one sequence of max_model_len must fit, unless asked otherwise."""
-    cache, block_bytes = config.cache, _block_bytes(config, model_config, device.dtype)
+    cache, block_bytes = config.cache, _block_bytes(config, model_config, device.kv_dtype)
     free = _free_bytes(device.device)
     blocks = cache.num_blocks or int(free * cache.memory_fraction) // block_bytes
     if blocks * block_bytes > free:
@@ -209,7 +232,7 @@ def _runner_device(
 ) -> RunnerDevice:
     """The KV pools of both tiers, and the lane that the steps run on."""
     block = (model_config.kv_heads, model_config.head_dim, config.cache.block_size)
-    pool = new_pool((model_config.layers, num_blocks, *block), device.dtype, device.device)
+    pool = new_pool((model_config.layers, num_blocks, *block), device.kv_dtype, device.device)
     copies = _copies(config, pool, device.device)
     lane = WorkerLane(torch.get_num_threads()) if config.overlap else Inline()
     return RunnerDevice(PagedAttention(*pool, device.backend), copies, lane, grammars)

@@ -17,11 +17,15 @@ class Frozen(BaseModel):
 
 
 class CacheConfig(Frozen):
-    """The paged KV pool. `num_blocks` wins over `memory_fraction`, the share of free memory that the pool takes."""
+    """The paged KV pool. `num_blocks` wins over `memory_fraction`, the share of free memory that the pool takes.
+
+    `dtype` auto is that of the arithmetic, but float16 beside weights in float16: half the memory to read.
+    """
 
     block_size: int = Field(16, ge=TILE, le=256, description="tokens per block, a multiple of 16")
     num_blocks: int | None = Field(None, ge=2, description="blocks in the pool; block 0 is never handed out")
     memory_fraction: float = Field(0.5, gt=0.0, lt=1.0)
+    dtype: Literal["auto", "float32", "float16", "bfloat16", "float8_e4m3fn"] = "auto"
     prefix: bool = Field(True, description="keep computed blocks findable for later prompts")
     host_blocks: int = Field(0, ge=0, description="blocks in host memory for prefixes that the device has no room for")
 
@@ -46,19 +50,20 @@ class EngineConfig(Frozen):
     """Everything one engine needs to start.
 
     `model` is a catalogue name, a local folder with safetensors, a hub id or a .gguf file. `max_model_len` None means
-    the model's own context. `weights` float16 keeps those of linears in half precision, where the compiled CPU kernels
-    run: half the memory to read, sums in float32 all the same. `drafts` says how the next tokens are guessed, `overlap`
-    whether a step is planned while the one before runs. `batch_invariant`: whether results depend on the batch is tried
-    at start; if they do, require refuses to start and check warns. `threads` None means all cores. `evict_every_steps`
-    k > 0 evicts a running request every k steps: a testing device that, like drafts and overlap, must change no token.
+    the model's own context. `dtype` auto is bfloat16 on GPUs; on CPUs it computes in float32 and keeps the weights of
+    linears in float16, which halves what a step has to read. `quantization` int8 keeps them in eight bits. `drafts`
+    says how the next tokens are guessed, `overlap` whether a step is planned while the one before runs.
+    `batch_invariant`: whether results depend on the batch is tried at start; if they do, require refuses to start and
+    check warns. `threads` None means all cores. `evict_every_steps` k > 0 evicts a running request every k steps: a
+    testing device that, like drafts and overlap, must change no token.
     """
 
     model: str = "smollm2-135m-instruct"
     model_cache: Path = Path("~/.cache/sluice")
     load_format: Literal["auto", "dummy"] = "auto"
     implementation: Literal["auto", "transformers"] = "auto"
-    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    weights: Literal["same", "float16"] = "same"
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    quantization: Literal["none", "int8"] = "none"
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     max_model_len: int | None = Field(None, ge=2)
     cache: CacheConfig = CacheConfig()

@@ -9,7 +9,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from engine.attention import PagedAttention
 from engine.model_config import ModelConfig
@@ -42,6 +41,10 @@ class RMSNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._backend.rms_norm(x, self._weight, self._eps)
+
+    def after_adding(self, delta_TE: Tensor, x_TE: Tensor) -> Tensor:
+        """The norm of x + delta, which x becomes."""
+        return self._backend.add_norm(x_TE, delta_TE, self._weight, self._eps)
 
 
 class Loader:
@@ -90,8 +93,7 @@ class Attention:
         qkv_TXD = self._qkv(x_TE).view(x_TE.shape[0], -1, self._dim)
         q_THD, k_TGD, v_TGD = torch.split(qkv_TXD, [self._heads, self._groups, self._groups], dim=1)
         q_THD, k_TGD = self._q_norm(q_THD), self._k_norm(k_TGD)
-        self._backend.rotate(q_THD, *rope)
-        self._backend.rotate(k_TGD, *rope)
+        self._backend.rotate(q_THD, k_TGD, *rope)
         out_THD = attend(self._layer, (q_THD, k_TGD, v_TGD), batch, self._spec)
         return self._out(out_THD.flatten(1))
 
@@ -105,16 +107,18 @@ class FeedForward:
 
     def __init__(self, load: Loader, prefix: str) -> None:
         hidden, ffn = load.config.hidden, load.config.ffn
+        self._backend = load.backend
         names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
         self._gate_up = load.fused_linear(names, [ffn, ffn], hidden, bias=False)
         self._down = load.linear(f"{prefix}.down_proj", hidden, ffn)
 
     def __call__(self, x_TE: Tensor) -> Tensor:
-        gate, up = self._gate_up(x_TE).chunk(2, dim=-1)
-        return self._down(functional.silu(gate).mul_(up))
+        return self._down(self._backend.silu_mul(self._gate_up(x_TE)))
 
 
 class Layer:
+    """Each half adds what the half before it computed to x, so that the addition and the norm are one pass."""
+
     def __init__(self, load: Loader, index: int) -> None:
         prefix, hidden = f"model.layers.{index}", load.config.hidden
         self._attention_norm = load.norm(f"{prefix}.input_layernorm", hidden)
@@ -123,10 +127,16 @@ class Layer:
         self._ffn = FeedForward(load, f"{prefix}.mlp")
 
     def __call__(
-        self, x_TE: Tensor, rope: tuple[Tensor, Tensor], batch: AttentionBatch, attend: PagedAttention
+        self,
+        x_TE: Tensor,
+        delta_TE: Tensor,
+        rope: tuple[Tensor, Tensor],
+        batch: AttentionBatch,
+        attend: PagedAttention,
     ) -> Tensor:
-        x_TE = x_TE + self._attention(self._attention_norm(x_TE), rope, batch, attend)
-        return x_TE + self._ffn(self._ffn_norm(x_TE))
+        """Returns what is to be added to x."""
+        delta_TE = self._attention(self._attention_norm.after_adding(delta_TE, x_TE), rope, batch, attend)
+        return self._ffn(self._ffn_norm.after_adding(delta_TE, x_TE))
 
 
 class Decoder:
@@ -146,6 +156,7 @@ class Decoder:
     def forward(self, tokens: Tokens, rows_R: Tensor, attend: PagedAttention) -> Tensor:
         x_TE = self._embedding_VE[tokens.id_T]
         rope = self._cos_PF[tokens.position_T], self._sin_PF[tokens.position_T]
+        delta_TE = torch.zeros_like(x_TE)
         for layer in self._layers:
-            x_TE = layer(x_TE, rope, tokens.batch, attend)
-        return self._head(self._norm(x_TE[rows_R]))
+            delta_TE = layer(x_TE, delta_TE, rope, tokens.batch, attend)
+        return self._head(self._norm.after_adding(delta_TE[rows_R], x_TE[rows_R]))

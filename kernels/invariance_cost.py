@@ -13,7 +13,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels.backend import Backend, CpuBackend, TorchBackend
+from kernels.backend import Backend, TorchBackend
+from kernels.cpu_backend import CpuBackend
 
 SHAPES = ((576, 960), (576, 576), (576, 3072), (1536, 576))  # the default model's: QKV, out, gate and up, down
 COPIES = 24  # together larger than the caches, so that weights come from memory as they do in a model

@@ -61,7 +61,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="turns per engine and workload")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--weights", default="same", choices=("same", "float16"), help="of our linears")
+    parser.add_argument("--dtype", default="auto", choices=("auto", "float32"), help="of our weights and KV")
+    parser.add_argument("--quantization", default="none", choices=("none", "int8"), help="of our linears")
     parser.add_argument("--only", help="run the workloads whose name contains this")
     parser.add_argument("--json", action="store_true", help="print the results as one JSON list at the end")
     options = parser.parse_args()
@@ -69,7 +70,9 @@ def main() -> None:
     folder = resolve(defaults.model, defaults.model_cache)
     threads = ("--threads", str(options.threads))
     workers = [
-        start("sluice", module("engine.bench", *threads, "--weights", options.weights)),
+        start(
+            "sluice", module("engine.bench", *threads, "--dtype", options.dtype, "--quantization", options.quantization)
+        ),
         start("transformers", module("loadtests.transformers_worker", "--model", str(folder), *threads)),
     ]
     for worker in workers:

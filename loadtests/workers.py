@@ -41,7 +41,7 @@ class Worker:
 
 def start(name: str, command: Sequence[str]) -> Worker:
     # Two engines take turns: one that spins while it waits would slow the other.
-    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
+    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "5000"}
     pipe = subprocess.PIPE
     return Worker(name, subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment))
 

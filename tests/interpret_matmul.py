@@ -1,4 +1,4 @@
-"""The fixed-tile linear for GPUs in Triton's interpreter. Run by test_matmul.py in a process of its own."""
+"""The fixed-tile linear for GPUs in Triton's interpreter. Run by test_gpu_kernels.py in a process of its own."""
 
 import pytest
 import torch

@@ -44,9 +44,11 @@ def test_golden_tokens(engine: Engine, tokenizer: Tokenizer, text: str) -> None:
 
 
 def test_200_random_prompts_served_together_equal_transformers(
-    engine: Engine, model_folder: Path, capfd: pytest.CaptureFixture[str]
+    model_folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Mixed lengths, 12 tokens each; half are text-like (repeating), half random ids."""
+    """In float32, as transformers. Mixed lengths, 12 tokens each; half are text-like (repeating), half random ids."""
+    cache = CacheConfig(num_blocks=1400)
+    engine = Engine(EngineConfig(dtype="float32", cache=cache, policy=Preemption(max_num_seqs=64)))
     rng = random.Random(0)
     prompts = [[rng.randrange(3, 49152) for _ in range(rng.choice((1, 3, 8, 17, 30, 64, 100)))] for _ in range(100)]
     prompts += [(prompt * 3)[: rng.randrange(2, 120)] for prompt in prompts]

@@ -147,7 +147,8 @@ def tokenizer(model_folder: Path) -> Tokenizer:
 def engines() -> dict[str, Engine]:
     drafts: dict[str, DraftConfig] = {"plain": NoDrafts(), "drafts": NGramDrafts(min_match=1)}
     return {
-        name: Engine(EngineConfig(cache=CacheConfig(num_blocks=600), drafts=config)) for name, config in drafts.items()
+        name: Engine(EngineConfig(dtype="float32", cache=CacheConfig(num_blocks=600), drafts=config))
+        for name, config in drafts.items()
     }
 
 

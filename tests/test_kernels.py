@@ -6,7 +6,8 @@ from torch import Tensor
 
 from kernels import reference
 from kernels.attention_batch import AttentionBatch, AttentionSpec
-from kernels.backend import CpuBackend, TorchBackend, choose_backend
+from kernels.backend import TorchBackend, choose_backend
+from kernels.cpu_backend import CpuBackend
 
 CPU = CpuBackend(workers=2)
 SHAPES = [(9, 3, 64, 16), (8, 8, 64, 16), (8, 1, 128, 32), (14, 2, 80, 16), (5, 1, 96, 48)]
@@ -134,14 +135,14 @@ def test_half_precision_weights_are_read_exactly_and_summed_in_float32(inputs: i
     """The same bits as float32 weights that were rounded to float16 before."""
     weight, bias_N, x_MK = torch.randn(outputs, inputs), torch.randn(outputs), torch.randn(40, inputs)
     rounded = CPU.linear(weight.half().float(), bias_N)
-    half = CpuBackend(2, torch.float16).linear(weight, bias_N)
+    half = CpuBackend(2, "float16").linear(weight, bias_N)
     assert torch.equal(half(x_MK), rounded(x_MK))
     assert torch.equal(half(x_MK[3:4])[0], half(x_MK)[3])
 
 
 def test_weights_that_half_precision_cannot_hold_are_refused() -> None:
     with pytest.raises(OverflowError, match="too large"):
-        CpuBackend(1, torch.float16).linear(torch.full((16, 16), 1e5))
+        CpuBackend(1, "float16").linear(torch.full((16, 16), 1e5))
 
 
 def test_norm_and_rotation_equal_plain_torch_and_do_not_depend_on_the_rows_beside() -> None:
@@ -151,10 +152,56 @@ def test_norm_and_rotation_equal_plain_torch_and_do_not_depend_on_the_rows_besid
     torch.testing.assert_close(norm, plain.rms_norm(x, weight, 1e-5))
     assert torch.equal(CPU.rms_norm(x[7:8], weight, 1e-5), norm[7:8])
     angle_TF = torch.randn(40, 32)
-    mine, theirs = norm.clone(), norm.clone()
-    CPU.rotate(mine, angle_TF.cos(), angle_TF.sin())
-    plain.rotate(theirs, angle_TF.cos(), angle_TF.sin())
+    mine, theirs = [(norm.clone(), norm[:, :3].clone()) for _ in range(2)]
+    CPU.rotate(*mine, angle_TF.cos(), angle_TF.sin())
+    plain.rotate(*theirs, angle_TF.cos(), angle_TF.sin())
     torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_what_is_fused_equals_its_parts_and_does_not_depend_on_the_rows_beside(rows: int) -> None:
+    x, delta, weight = torch.randn(40, 576), torch.randn(40, 576), torch.randn(576)
+    gate_up = torch.randn(40, 2 * 176) * 40  # far enough for exp to overflow
+    added = x.clone()
+    norm, activated = CPU.add_norm(added, delta, weight, 1e-5), CPU.silu_mul(gate_up)
+    assert torch.equal(added, x + delta)
+    torch.testing.assert_close(norm, torch.nn.functional.rms_norm(x + delta, (576,), weight, 1e-5))
+    torch.testing.assert_close(activated, torch.nn.functional.silu(gate_up[:, :176]) * gate_up[:, 176:])
+    assert torch.equal(CPU.add_norm(x[:rows].clone(), delta[:rows], weight, 1e-5), norm[:rows])
+    assert torch.equal(CPU.silu_mul(gate_up[:rows]), activated[:rows])
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(576, 1536), (1536, 576), (64, 200), (32, 17), (33, 17)])
+def test_int8_weights_err_as_eight_bits_do_and_rows_do_not_depend_on_those_beside(inputs: int, outputs: int) -> None:
+    """All that shows is the rounding of the weights: beside that, int16 activations are as good as exact."""
+    weight, bias_N, x_MK = torch.randn(outputs, inputs), torch.randn(outputs), torch.randn(200, inputs)
+    x_MK[::3] *= 100.0  # rows of very unequal size
+    x_MK[5] = 0.0
+    linear = CpuBackend(2, "int8").linear(weight, bias_N)
+    given = linear(x_MK)
+    scale_N1 = weight.abs().amax(1, keepdim=True) / 127
+    rounded = weight.double() if inputs % 2 else (weight / scale_N1).round().double() * scale_N1
+    exact = x_MK.double() @ rounded.T + bias_N
+    error_M = (given - exact).abs().amax(1) / exact.abs().amax(1)
+    assert error_M.max() < 1e-3
+    for rows in (1, 2, 3, 5, 6, 7, 8, 9, 31, 97, 199):
+        assert torch.equal(linear(x_MK[:rows]), given[:rows])
+        assert torch.equal(linear(x_MK[-rows:]), given[-rows:])
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_half_precision_kv_is_attended_as_if_it_had_been_rounded_before(spec: AttentionSpec) -> None:
+    batch = make_batch(CHUNKS, 16, 64)
+    k_NGDB, v_NGBD = (pool.half() for pool in make_pool(3, 64, 16))
+    k_TGD, v_TGD = (torch.randn(batch.query_starts[-1], 3, 64) for _ in range(2))
+    k_TGD[0, 0, 0] = 1e6  # more than it can hold
+    expected = k_NGDB.clone(), v_NGBD.clone()
+    reference.store_kv(k_TGD, v_TGD, *expected, batch)
+    CPU.store_kv(k_TGD, v_TGD, k_NGDB, v_NGBD, batch)
+    assert torch.equal(k_NGDB, expected[0]) and torch.equal(v_NGBD, expected[1])
+    q_THD = torch.randn(batch.query_starts[-1], 9, 64)
+    given = CPU.attend(q_THD, k_NGDB, v_NGBD, batch, spec)
+    assert torch.equal(given, CPU.attend(q_THD, k_NGDB.float(), v_NGBD.float(), batch, spec))
 
 
 def test_the_compiled_kernels_are_chosen_only_where_they_are_right() -> None:

@@ -78,7 +78,11 @@ def saved(config: Any, folder: Path) -> Path:
 def tiny_engine(folder: Path, **options: Any) -> Engine:
     cache = CacheConfig(num_blocks=17)
     policy = Preemption(max_num_batched_tokens=48, max_num_seqs=6)
-    return Engine(EngineConfig(model=str(folder), max_model_len=256, cache=cache, policy=policy, **options))
+    return Engine(
+        EngineConfig(
+            model=str(folder), max_model_len=256, cache=cache, policy=policy, **{"dtype": "float32", **options}
+        )
+    )
 
 
 def check_against_transformers(folder: Path, **options: Any) -> Engine:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from engine.errors import RequestError
 from engine.logits import Row
 from engine.request import SamplingParams
-from engine.sampler import logprobs, noise, sample
+from engine.sampler import logprobs, sample
+from kernels.noise import noise
 
 VOCAB = 3000
 

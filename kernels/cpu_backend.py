@@ -1,0 +1,166 @@
+"""The compiled CPU kernels behind the interface of `backend.py`: float32, independent of the batch, bit by bit.
+
+Tensors cross over as addresses. M rows, K inputs and N outputs of a linear; other shapes as in `reference.py`.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels import cpu_attention, cpu_fused, cpu_linear
+from kernels.attention_batch import AttentionBatch, AttentionSpec
+from kernels.backend import Linear, WeightKind
+from kernels.vector import WIDTH
+
+FLOATS = {"float32": torch.float32, "float16": torch.float16}
+MOST_INPUTS = 1 << 16  # so many products of int8 with at least 8 bits of activation fit an int32 sum
+
+
+class CpuBackend:
+    """Weights of linears are kept as `weights`. With float16 and int8 there is less memory to read, which is what takes
+    the time of small batches; sums are float32, or exact. Raises OverflowError for a weight that is too large.
+    """
+
+    quantizes = True
+    kv_dtypes = frozenset((torch.float32, torch.float16))
+
+    def __init__(self, workers: int, weights: WeightKind = "float32") -> None:
+        self._workers = workers
+        self._weights = weights
+
+    def linear(self, weight_NK: Tensor, bias_N: Tensor | None = None) -> Linear:
+        outputs, inputs = weight_NK.shape
+        padded = -(-outputs // WIDTH) * WIDTH
+        if padded > outputs:
+            weight_NK = functional.pad(weight_NK, (0, 0, 0, padded - outputs))
+        bias = torch.zeros(padded)
+        if bias_N is not None:
+            bias[:outputs] = bias_N
+        if self._weights == "int8" and inputs % 2 == 0 and inputs <= MOST_INPUTS:
+            return _Int8Linear(weight_NK, bias, outputs, self._workers)
+        kind = FLOATS.get(self._weights, torch.float16)
+        return _PackedLinear(weight_NK.to(kind), bias, outputs, self._workers)
+
+    def rms_norm(self, x: Tensor, weight_K: Tensor, eps: float) -> Tensor:
+        x = x.contiguous()
+        out, size = torch.empty_like(x), weight_K.shape[0]
+        rows = x.numel() // size
+        cpu_fused.rms_norm(x.data_ptr(), weight_K.data_ptr(), eps, out.data_ptr(), rows, size, self._workers)
+        return out
+
+    def add_norm(self, x_MK: Tensor, delta_MK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
+        out_MK = torch.empty_like(x_MK)
+        rows, size = x_MK.shape
+        addresses = x_MK.data_ptr(), delta_MK.data_ptr(), weight_K.data_ptr()
+        cpu_fused.add_norm(*addresses, eps, out_MK.data_ptr(), rows, size, self._workers)
+        return out_MK
+
+    def silu_mul(self, gate_up_MN: Tensor) -> Tensor:
+        rows, both = gate_up_MN.shape
+        out_MK = torch.empty(rows, both // 2)
+        cpu_fused.silu_mul(gate_up_MN.data_ptr(), out_MK.data_ptr(), rows, both // 2, self._workers)
+        return out_MK
+
+    def rotate(self, q_THD: Tensor, k_TGD: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> None:
+        tokens, half = cos_TF.shape
+        for x in (q_THD, k_TGD):
+            assert x.stride(1) == x.shape[2] and x.stride(2) == 1, "a token's heads must follow each other"
+            cpu_fused.rotate(
+                x.data_ptr(), x.stride(0), cos_TF.data_ptr(), sin_TF.data_ptr(), tokens, x.shape[1], half, self._workers
+            )
+
+    def store_kv(self, k_TGD: Tensor, v_TGD: Tensor, k_NGDB: Tensor, v_NGBD: Tensor, batch: AttentionBatch) -> None:
+        k_TGD, v_TGD = _rows(k_TGD), _rows(v_TGD)
+        if k_TGD.stride(0) != v_TGD.stride(0):
+            k_TGD, v_TGD = k_TGD.contiguous(), v_TGD.contiguous()
+        cpu_fused.store_kv(
+            k_TGD.data_ptr(),
+            v_TGD.data_ptr(),
+            k_TGD.stride(0),
+            k_NGDB.data_ptr(),
+            v_NGBD.data_ptr(),
+            batch.slots_T.data_ptr(),
+            k_TGD.shape[0],
+            _pool(k_NGDB),
+        )
+
+    def attend(
+        self, q_THD: Tensor, k_NGDB: Tensor, v_NGBD: Tensor, batch: AttentionBatch, spec: AttentionSpec
+    ) -> Tensor:
+        q_THD = _rows(q_THD)
+        out_THD = torch.empty(q_THD.shape)
+        cpu_attention.paged_attention(
+            q_THD.data_ptr(),
+            q_THD.stride(0),
+            k_NGDB.data_ptr(),
+            v_NGBD.data_ptr(),
+            batch.query_starts_R1.data_ptr(),
+            batch.context_lens_R.data_ptr(),
+            batch.block_tables_RM.data_ptr(),
+            batch.block_tables_RM.shape[1],
+            out_THD.data_ptr(),
+            batch.block_tables_RM.shape[0],
+            q_THD.shape[1],
+            _pool(k_NGDB),
+            spec.scale,
+            spec.window,
+            spec.soft_cap,
+            self._workers,
+        )
+        return out_THD
+
+
+def _pool(k_NGDB: Tensor) -> tuple[int, int, int, int]:
+    _, groups, dim, size = k_NGDB.shape
+    return groups, dim, size, k_NGDB.dtype.itemsize
+
+
+def _rows(x_THD: Tensor) -> Tensor:
+    """The same numbers, with each token's heads one after the other."""
+    return x_THD if x_THD.stride(1) == x_THD.shape[2] and x_THD.stride(2) == 1 else x_THD.contiguous()
+
+
+def _tiles(weight_NK: Tensor, depth: int) -> Tensor:
+    """[N / 16, K / depth, 16, depth]: what one register tile reads is contiguous."""
+    outputs, inputs = weight_NK.shape
+    return weight_NK.view(outputs // WIDTH, WIDTH, inputs // depth, depth).transpose(1, 2).contiguous()
+
+
+class _PackedLinear:
+    """Weights in float32 or float16, as [N / 16, K, 16]."""
+
+    def __init__(self, weight_NK: Tensor, bias_N: Tensor, outputs: int, workers: int) -> None:
+        if not torch.isfinite(weight_NK).all():
+            raise OverflowError(f"a weight is too large for {weight_NK.dtype}")
+        self._packed = _tiles(weight_NK, 1)
+        self._bias_N = bias_N
+        self._outputs = outputs
+        self._shape = weight_NK.shape[1], weight_NK.shape[0] // WIDTH, weight_NK.dtype.itemsize, workers
+
+    def __call__(self, x_MK: Tensor) -> Tensor:
+        x_MK = x_MK.contiguous()
+        rows = x_MK.shape[0]
+        out_MN = torch.empty(rows, self._bias_N.shape[0])
+        addresses = x_MK.data_ptr(), self._packed.data_ptr(), self._bias_N.data_ptr(), out_MN.data_ptr()
+        cpu_linear.linear(*addresses, rows, *self._shape)
+        return out_MN if out_MN.shape[1] == self._outputs else out_MN[:, : self._outputs].contiguous()
+
+
+class _Int8Linear:
+    """Weights in int8 as [N / 16, K / 2, 16, 2], with a scale for each output: its largest weight becomes 127."""
+
+    def __init__(self, weight_NK: Tensor, bias_N: Tensor, outputs: int, workers: int) -> None:
+        self._scale_N = (weight_NK.abs().amax(dim=1).float() / 127).clamp(min=torch.finfo(torch.float32).tiny)
+        rounded_NK = (weight_NK / self._scale_N[:, None]).round().to(torch.int8)
+        self._packed = _tiles(rounded_NK, 2)
+        self._bias_N = bias_N
+        self._outputs = outputs
+        self._shape = weight_NK.shape[1], weight_NK.shape[0] // WIDTH, workers
+
+    def __call__(self, x_MK: Tensor) -> Tensor:
+        x_MK = x_MK.contiguous()
+        rows = x_MK.shape[0]
+        out_MN = torch.empty(rows, self._bias_N.shape[0])
+        addresses = x_MK.data_ptr(), self._packed.data_ptr(), self._scale_N.data_ptr(), self._bias_N.data_ptr()
+        cpu_linear.linear_int8(*addresses, out_MN.data_ptr(), rows, *self._shape)
+        return out_MN if out_MN.shape[1] == self._outputs else out_MN[:, : self._outputs].contiguous()

@@ -1,0 +1,160 @@
+"""Compiled linears for the CPU, built on the register tiles: weights in float32, float16 or int8, packed by outputs.
+
+Batch-invariant by construction: an output row is computed by the same operations in the same order whatever runs
+beside it. M rows, K inputs and N outputs, N in whole tiles; arrays are contiguous and handed over as addresses.
+Explicit signatures: one machine code, compiled once and cached on disk.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import carray, njit, prange
+
+from kernels.tile import MOST_ROWS, multiply_add
+from kernels.tile_int8 import multiply_int8
+from kernels.vector import WIDTH
+from kernels.views import floats
+
+DEPTH = 128  # partial sums of this many products: rounding errors grow with the length of a chain
+PANEL = 96  # rows that share one pass over the weights: 96 rows of 1,536 floats stay in the second-level cache
+FLOAT_BYTES = 4
+SHORT_BYTES = 2
+SERIAL_ROWS = 8  # so few are quantised before other threads have woken up
+
+_tile1, _tile2, _tile3, _tile4, _tile5, _tile6 = (multiply_add(rows) for rows in range(1, MOST_ROWS + 1))
+_half1, _half2, _half3, _half4, _half5, _half6 = (multiply_add(rows, half=True) for rows in range(1, MOST_ROWS + 1))
+_int1, _int2, _int3, _int4, _int5, _int6 = (multiply_int8(rows) for rows in range(1, MOST_ROWS + 1))
+
+
+@njit(inline="always")
+def multiply_rows(rows: int, a: int, a_row: int, b: int, b_row: int, c: int, c_row: int, depth: int) -> None:
+    if rows == 6:
+        _tile6(a, a_row, b, b_row, c, c_row, depth)
+    elif rows == 1:
+        _tile1(a, a_row, b, b_row, c, c_row, depth)
+    elif rows == 2:
+        _tile2(a, a_row, b, b_row, c, c_row, depth)
+    elif rows == 3:
+        _tile3(a, a_row, b, b_row, c, c_row, depth)
+    elif rows == 4:
+        _tile4(a, a_row, b, b_row, c, c_row, depth)
+    elif rows == 5:
+        _tile5(a, a_row, b, b_row, c, c_row, depth)
+
+
+@njit(inline="always")
+def multiply_halves(rows: int, a: int, a_row: int, b: int, b_row: int, c: int, c_row: int, depth: int) -> None:
+    if rows == 6:
+        _half6(a, a_row, b, b_row, c, c_row, depth)
+    elif rows == 1:
+        _half1(a, a_row, b, b_row, c, c_row, depth)
+    elif rows == 2:
+        _half2(a, a_row, b, b_row, c, c_row, depth)
+    elif rows == 3:
+        _half3(a, a_row, b, b_row, c, c_row, depth)
+    elif rows == 4:
+        _half4(a, a_row, b, b_row, c, c_row, depth)
+    elif rows == 5:
+        _half5(a, a_row, b, b_row, c, c_row, depth)
+
+
+@njit(inline="always")
+def _multiply_int8(
+    rows: int, a: int, a_row: int, b: int, pairs: int, c: int, c_row: int, row_scale: int, scale: int, bias: int
+) -> None:
+    if rows == 6:
+        _int6(a, a_row, b, pairs, c, c_row, row_scale, scale, bias)
+    elif rows == 1:
+        _int1(a, a_row, b, pairs, c, c_row, row_scale, scale, bias)
+    elif rows == 2:
+        _int2(a, a_row, b, pairs, c, c_row, row_scale, scale, bias)
+    elif rows == 3:
+        _int3(a, a_row, b, pairs, c, c_row, row_scale, scale, bias)
+    elif rows == 4:
+        _int4(a, a_row, b, pairs, c, c_row, row_scale, scale, bias)
+    elif rows == 5:
+        _int5(a, a_row, b, pairs, c, c_row, row_scale, scale, bias)
+
+
+@njit("void(i8,i8,i8,i8,i8,i8,i8,i8,i8)", parallel=True, cache=True)
+def linear(
+    x: int, packed: int, bias: int, out: int, rows: int, depth: int, tiles: int, size: int, workers: int
+) -> None:
+    """out = x · Wᵀ + bias. Each worker owns a range of output columns and streams its weights once a panel.
+
+    `packed` holds [N / 16, K, 16] numbers of `size` bytes: 4 for float32, 2 for float16.
+    """
+    columns = tiles * WIDTH
+    out_MN, bias_N = carray(floats(out), (rows, columns)), carray(floats(bias), (columns,))
+    share = (tiles + workers - 1) // workers
+    for worker in prange(workers):
+        for panel in range(0, rows, PANEL):
+            panel_end = min(rows, panel + PANEL)
+            for tile in range(worker * share, min(tiles, (worker + 1) * share)):
+                column = tile * WIDTH
+                for row in range(panel, panel_end):
+                    for lane in range(WIDTH):
+                        out_MN[row, column + lane] = bias_N[column + lane]
+                for k in range(0, depth, DEPTH):
+                    chain = min(DEPTH, depth - k)
+                    weights = packed + (tile * depth + k) * WIDTH * size
+                    for row in range(panel, panel_end, MOST_ROWS):
+                        count = min(MOST_ROWS, panel_end - row)
+                        a, c = x + (row * depth + k) * FLOAT_BYTES, out + (row * columns + column) * FLOAT_BYTES
+                        if size == 2:
+                            multiply_halves(count, a, depth, weights, WIDTH, c, columns, chain)
+                        else:
+                            multiply_rows(count, a, depth, weights, WIDTH, c, columns, chain)
+
+
+@njit(cache=True)
+def _quantize_row(x_MK: Any, quantized_MK: Any, scale_M: Any, row: int, limit: Any) -> None:
+    largest = np.float32(0.0)
+    for k in range(x_MK.shape[1]):
+        largest = max(largest, abs(x_MK[row, k]))
+    factor = limit / largest if largest > 0 else np.float32(0.0)
+    for k in range(x_MK.shape[1]):
+        quantized_MK[row, k] = np.int16(np.rint(x_MK[row, k] * factor))
+    scale_M[row] = largest / limit
+
+
+@njit("void(i8,i8,i8,i8,i8,i8,i8,i8,i8)", parallel=True, cache=True)
+def linear_int8(
+    x: int, packed: int, scale: int, bias: int, out: int, rows: int, depth: int, tiles: int, workers: int
+) -> None:
+    """out = x · Wᵀ + bias for int8 weights, packed [N / 16, K / 2, 16, 2], with a float32 `scale` per output.
+
+    Every row of x is scaled so that its largest number becomes the largest for which no sum can leave int32: at
+    1,536 inputs that is 11,000, so that all the error that shows is that of the weights.
+    """
+    limit = np.float32(min(32767, (2**31 - 1) // (127 * depth)) - 1)
+    columns = tiles * WIDTH
+    x_MK = carray(floats(x), (rows, depth))
+    quantized_MK, scale_M = np.empty((rows, depth), np.int16), np.empty(rows, np.float32)
+    if rows <= SERIAL_ROWS:
+        for row in range(rows):
+            _quantize_row(x_MK, quantized_MK, scale_M, row, limit)
+    else:
+        for worker in prange(workers):
+            for row in range(worker, rows, workers):
+                _quantize_row(x_MK, quantized_MK, scale_M, row, limit)
+    quantized, row_scale = quantized_MK.ctypes.data, scale_M.ctypes.data
+    share = (tiles + workers - 1) // workers
+    for worker in prange(workers):
+        for panel in range(0, rows, PANEL):
+            panel_end = min(rows, panel + PANEL)
+            for tile in range(worker * share, min(tiles, (worker + 1) * share)):
+                column = tile * WIDTH
+                for row in range(panel, panel_end, MOST_ROWS):
+                    _multiply_int8(
+                        min(MOST_ROWS, panel_end - row),
+                        quantized + row * depth * SHORT_BYTES,
+                        depth,
+                        packed + column * depth,
+                        depth // 2,
+                        out + (row * columns + column) * FLOAT_BYTES,
+                        columns,
+                        row_scale + row * FLOAT_BYTES,
+                        scale + column * FLOAT_BYTES,
+                        bias + column * FLOAT_BYTES,
+                    )
