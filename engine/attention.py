@@ -18,6 +18,10 @@ class PagedAttention:
         self._v_LNGBD = v_LNGBD
         self._backend = backend
 
+    @property
+    def device(self) -> torch.device:
+        return self._k_LNGDB.device
+
     def __call__(
         self, layer: int, qkv: tuple[Tensor, Tensor, Tensor], batch: AttentionBatch, spec: AttentionSpec
     ) -> Tensor:

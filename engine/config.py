@@ -52,7 +52,8 @@ class EngineConfig(Frozen):
     `model` is a catalogue name, a local folder with safetensors, a hub id or a .gguf file. `max_model_len` None means
     the model's own context. `dtype` auto is bfloat16 on GPUs; on CPUs it computes in float32 and keeps the weights of
     linears in float16, which halves what a step has to read. `quantization` int8 keeps them in eight bits. `drafts`
-    says how the next tokens are guessed, `overlap` whether a step is planned while the one before runs.
+    says how the next tokens are guessed, `overlap` whether a step is planned while the one before runs, `graphs`
+    whether decode steps on a GPU are recorded at start and replayed.
     `batch_invariant`: whether results depend on the batch is tried at start; if they do, require refuses to start and
     check warns. `threads` None means all cores. `evict_every_steps` k > 0 evicts a running request every k steps: a
     testing device that, like drafts and overlap, must change no token.
@@ -70,6 +71,7 @@ class EngineConfig(Frozen):
     policy: PolicyConfig = Preemption()
     drafts: DraftConfig = NoDrafts()
     overlap: bool = False
+    graphs: bool = True
     batch_invariant: Literal["require", "check", "off"] = "check"
     threads: int | None = Field(None, ge=1)
     evict_every_steps: int = Field(0, ge=0)

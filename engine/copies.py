@@ -4,7 +4,7 @@ Shapes: L layers, N blocks on the device, M blocks in host memory, C blocks copi
 B tokens per block. The host tier keeps a block's layers together: [M, L, …], so that a block is one stretch of memory.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.contract import Move, Route
+from engine.transfer import on
 
 Pool = tuple[Tensor, Tensor]
 
@@ -37,7 +38,7 @@ class HostCopies:
 
     def apply(self, moves: Sequence[Move]) -> None:
         for run in runs(moves):
-            source_C, target_C = indices(run)
+            source_C, target_C = indices(run, torch.device("cpu"))
             for device, host in self._pairs:
                 for layer in range(len(device)):  # one at a time, so that what is gathered stays in the cache
                     if run[0].route is Route.DOWN:
@@ -71,16 +72,20 @@ class CudaStreams:
         torch.cuda.current_stream(self._device).wait_stream(self._side)
 
 
+Copy = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+
+
 class PinnedHostCopies:
     """Between a device's memory and pinned host memory, on a stream of its own: the host never waits.
 
-    Blocks are gathered and scattered on the device, and cross over whole, from or to pinned memory: gathering on the
-    host would be work for it, in memory that is not pinned.
+    `copy` takes source and target pool as [blocks, layers, …] and the blocks of each [C]. A GPU reads and writes pinned
+    memory where it is, so that one launch makes all copies of a run.
     """
 
-    def __init__(self, device: Pool, host: Pool, streams: Streams) -> None:
-        self._pairs = list(zip(device, host, strict=True))
+    def __init__(self, device: Pool, host: Pool, streams: Streams, copy: Copy) -> None:
+        self._pairs = [(pool.transpose(0, 1), host_pool) for pool, host_pool in zip(device, host, strict=True)]
         self._streams = streams
+        self._copy = copy
 
     def apply(self, moves: Sequence[Move]) -> None:
         if not moves:
@@ -88,31 +93,15 @@ class PinnedHostCopies:
         with self._streams.copying():
             for run in runs(moves):
                 for device, host in self._pairs:
-                    (_down if run[0].route is Route.DOWN else _up)(device, host, run)
+                    pools = (device, host) if run[0].route is Route.DOWN else (host, device)
+                    self._copy(*pools, *indices(run, device.device))
         self._streams.join()
 
 
-def _down(device: Tensor, host: Tensor, run: Sequence[Move]) -> None:
-    source_C, _ = indices(run, device.device)
-    staging = device.index_select(1, source_C).transpose(0, 1).contiguous()
-    for place, move in enumerate(run):
-        host[move.target].copy_(staging[place], non_blocking=True)
-
-
-def _up(device: Tensor, host: Tensor, run: Sequence[Move]) -> None:
-    _, target_C = indices(run, device.device)
-    staging = torch.empty(len(run), *host.shape[1:], dtype=host.dtype, device=device.device)
-    for place, move in enumerate(run):
-        staging[place].copy_(host[move.source], non_blocking=True)
-    device.index_copy_(1, target_C, staging.transpose(0, 1))
-
-
-def indices(run: Sequence[Move], device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+def indices(run: Sequence[Move], device: torch.device) -> tuple[Tensor, Tensor]:
     """Sources and targets of a run, each [C]."""
-    both_2C = torch.tensor([[move.source for move in run], [move.target for move in run]])
-    if device is not None and device.type == "cuda":
-        both_2C = both_2C.pin_memory().to(device, non_blocking=True)
-    return both_2C[0], both_2C[1]
+    sources, targets = on(device, [[move.source for move in run], [move.target for move in run]], torch.int64)
+    return sources, targets
 
 
 def runs(moves: Sequence[Move]) -> Iterator[list[Move]]:

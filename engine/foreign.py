@@ -136,6 +136,6 @@ def _chunk(id_T: Tensor, start: int, end: int) -> Tokens:
         query_starts_R1=torch.tensor([0, end - start], dtype=torch.int32, device=id_T.device),
         context_lens_R=torch.tensor([end], dtype=torch.int32, device=id_T.device),
         block_tables_RM=torch.tensor([[1, 2]], dtype=torch.int32, device=id_T.device),
-        slots_T=position_T + 16,
+        slots_T=(position_T + 16).int(),
     )
     return Tokens(id_T[start:end], position_T, batch)

@@ -3,15 +3,17 @@
 Shapes: T tokens of this step, R requests in it, M most blocks of any of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from engine.contract import Chunk
 from engine.model import Tokens
 from engine.request import Request
+from engine.transfer import together
 from kernels.attention_batch import AttentionBatch
 
 
@@ -72,33 +74,50 @@ class BlockTables:
         self._free = list(range(2 * rows - 1, rows - 1, -1))
 
 
+Padding = Callable[[int], int]
+
+
+def no_padding(requests: int) -> int:
+    return requests
+
+
 class InputBuilder:
-    def __init__(self, max_num_seqs: int, max_blocks: int, block_size: int, device: torch.device) -> None:
+    """`padding` says to how many a step of that many single tokens is filled up, for executors that know few sizes.
+
+    What fills it up is a token at position 0 whose K and V go to block 0, which belongs to nobody.
+    """
+
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_blocks: int,
+        block_size: int,
+        device: torch.device,
+        padding: Padding = no_padding,
+    ) -> None:
         self._tables = BlockTables(max_num_seqs, max_blocks)
         self._block_size = block_size
         self._device = device
+        self._padding = padding
 
-    def build(self, chunks: Sequence[Chunk]) -> Tokens:
+    def build(self, chunks: Sequence[Chunk], *others: Sequence[int]) -> tuple[Tokens, list[Tensor]]:
+        """The step's tokens, and other numbers that ride along on the same copy, as int32."""
         length_R = np.array([chunk.length for chunk in chunks])
         start_R = np.array([chunk.start for chunk in chunks])
-        query_starts = np.concatenate(([0], np.cumsum(length_R)))
         table_RM = self._tables.gather([self._tables.row(chunk.request) for chunk in chunks])
-        row_T = np.repeat(np.arange(len(chunks)), length_R)
-        position_T = np.arange(query_starts[-1]) - np.repeat(query_starts[:-1] - start_R, length_R)
-        block_T = table_RM[row_T, position_T // self._block_size].astype(np.int64)
-        contexts = start_R + length_R
-        batch = AttentionBatch(
-            query_starts=query_starts.tolist(),
-            context_lens=contexts.tolist(),
-            query_starts_R1=self._tensor(query_starts.astype(np.int32)),
-            context_lens_R=self._tensor(contexts.astype(np.int32)),
-            block_tables_RM=self._tensor(table_RM),
-            slots_T=self._tensor(block_T * self._block_size + position_T % self._block_size),
-        )
-        return Tokens(self._tensor(np.array(_token_ids(chunks))), self._tensor(position_T), batch)
-
-    def _tensor(self, array: NDArray[np.integer]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
+        id_T = np.array(_token_ids(chunks))
+        if len(id_T) == len(chunks) and (missing := self._padding(len(chunks)) - len(chunks)):
+            length_R, start_R = np.pad(length_R, (0, missing), constant_values=1), np.pad(start_R, (0, missing))
+            table_RM, id_T = np.pad(table_RM, ((0, missing), (0, 0))), np.pad(id_T, (0, missing))
+        starts_R1 = np.concatenate(([0], np.cumsum(length_R)))
+        row_T = np.repeat(np.arange(len(length_R)), length_R)
+        position_T = np.arange(starts_R1[-1]) - np.repeat(starts_R1[:-1] - start_R, length_R)
+        slot_T = table_RM[row_T, position_T // self._block_size] * self._block_size + position_T % self._block_size
+        context_R = start_R + length_R
+        arrays = [id_T, position_T, slot_T, starts_R1, context_R, table_RM, *map(np.array, others)]
+        ids, positions, slots, starts, contexts, tables, *rest = together(arrays, self._device)
+        lists = starts_R1.tolist(), context_R.tolist()
+        return Tokens(ids, positions, AttentionBatch(*lists, starts, contexts, tables, slots)), rest
 
 
 def _token_ids(chunks: Sequence[Chunk]) -> list[int]:

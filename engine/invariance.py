@@ -7,6 +7,7 @@ way; of other kernels nobody knows until it was tried.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -34,9 +35,9 @@ class Probe:
     @torch.inference_mode()
     def run(self, *chunks: Chunk) -> Tensor:
         """Logits behind the last position of each chunk."""
-        tokens = self.inputs.build(chunks)
-        last = [end - 1 for end in tokens.batch.query_starts[1:]]
-        return self.model.forward(tokens, torch.tensor(last, device=tokens.id_T.device), self.attend)
+        last = [end - 1 for end in accumulate(chunk.length for chunk in chunks)]
+        tokens, (rows_R,) = self.inputs.build(chunks, last)
+        return self.model.forward(tokens, rows_R, self.attend)
 
 
 def is_invariant(probe: Probe, vocab_size: int, block_size: int) -> bool:

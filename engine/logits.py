@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.request import SamplingParams
+from engine.transfer import on, to_device
 
 MINUS_INFINITY = float("-inf")
 
@@ -48,7 +49,7 @@ def adjust(logits_RV: Tensor, rows: Sequence[Row], masks: Mapping[int, Tensor]) 
         if row.params.allowed_token_ids is not None:
             _keep_only(logits_RV, index, _integers(row.params.allowed_token_ids, logits_RV))
     for index, mask_V in masks.items():
-        _keep_only(logits_RV, index, mask_V.to(logits_RV.device).nonzero().flatten())
+        _keep_masked(logits_RV, index, to_device(mask_V, logits_RV.device))
 
 
 def _add_bias(logits_RV: Tensor, rows: Numbered) -> None:
@@ -56,7 +57,7 @@ def _add_bias(logits_RV: Tensor, rows: Numbered) -> None:
     if biased:
         index, token, bias = zip(*biased, strict=True)
         place = (_integers(index, logits_RV), _integers(token, logits_RV))
-        logits_RV.index_put_(place, torch.tensor(bias, dtype=logits_RV.dtype, device=logits_RV.device), accumulate=True)
+        logits_RV.index_put_(place, on(logits_RV.device, bias, logits_RV.dtype), accumulate=True)
 
 
 def _penalise(logits_RV: Tensor, rows: Numbered) -> None:
@@ -80,11 +81,14 @@ def _penalise(logits_RV: Tensor, rows: Numbered) -> None:
 
 def _keep_only(logits_RV: Tensor, index: int, tokens: Tensor) -> None:
     """Of one row. If all of these are forbidden otherwise they count alike: some token must be chosen."""
-    kept = logits_RV[index, tokens]
-    if not torch.isfinite(kept).any():
-        kept = torch.zeros_like(kept)
-    logits_RV[index] = MINUS_INFINITY
-    logits_RV[index, tokens] = kept
+    kept_V = torch.zeros(logits_RV.shape[-1], dtype=torch.bool, device=logits_RV.device)
+    _keep_masked(logits_RV, index, kept_V.index_fill_(0, tokens, True))
+
+
+def _keep_masked(logits_RV: Tensor, index: int, kept_V: Tensor) -> None:
+    logits_V = logits_RV[index]
+    possible = (torch.isfinite(logits_V) & kept_V).any()
+    logits_RV[index] = torch.where(kept_V, torch.where(possible, logits_V, 0.0), MINUS_INFINITY)
 
 
 def _forbid(logits_RV: Tensor, rows: Numbered) -> None:
@@ -111,8 +115,8 @@ def _counts(histories: Sequence[Sequence[int]], logits_RV: Tensor) -> Tensor:
 
 
 def _integers(values: Sequence[int], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64, device=like.device)
+    return on(like.device, values, torch.int64)
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+    return on(like.device, values, like.dtype)[:, None]

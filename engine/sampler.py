@@ -3,26 +3,55 @@
 Shapes: R = rows that sample, V = vocabulary, W = the most likely tokens that filters look at.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.logits import Row, adjust
 from engine.request import Logprob
+from engine.transfer import on, read
 from kernels.noise import noise
 
 CANDIDATES = 1024
+NO_MASKS: Mapping[int, Tensor] = MappingProxyType({})
 
 
-def sample(logits_RV: Tensor, rows: Sequence[Row], masks: Mapping[int, Tensor] | None = None) -> list[int]:
-    """One token per row. Changes the logits as the rows ask, and as grammars' `masks` [V] of some rows demand."""
-    adjust(logits_RV, rows, masks or {})
+Sampler = Callable[[Tensor, Sequence[Row], Mapping[int, Tensor]], Tensor]
+
+
+def sample(logits_RV: Tensor, rows: Sequence[Row], masks: Mapping[int, Tensor] = NO_MASKS) -> Tensor:
+    """One token per row, int64 [R]. Changes the logits as rows and grammars' `masks` [V] of some rows demand."""
+    adjust(logits_RV, rows, masks)
     chosen_R = torch.argmax(logits_RV, dim=-1)
     random = [index for index, row in enumerate(rows) if not row.params.greedy]
     if random:
         chosen_R[random] = _sample_random(logits_RV[random], [rows[index] for index in random])
-    return [int(token) for token in chosen_R.tolist()]
+    return chosen_R
+
+
+def sample_on_gpu(logits_RV: Tensor, rows: Sequence[Row], masks: Mapping[int, Tensor]) -> Tensor:
+    """The same contract in one kernel that nothing waits for. Kept tokens share [0, 1) in the vocabulary's order."""
+    from kernels import gpu_sampling  # needs Triton: only for those who use it
+
+    adjust(logits_RV, rows, masks)
+    params = [row.params for row in rows]
+    if all(one.greedy for one in params):
+        return torch.argmax(logits_RV, dim=-1)
+    device, vocab = logits_RV.device, logits_RV.shape[-1]
+    temperature, top_p, min_p = on(
+        device,
+        [[0.0 if p.greedy else p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]],
+        torch.float32,
+    )
+    top_k, seed, position = on(
+        device,
+        [[_top_k(row, vocab) for row in rows], [p.seed for p in params], [row.position for row in rows]],
+        torch.int64,
+    )
+    return gpu_sampling.sample(logits_RV.float(), temperature, top_k, top_p, min_p, seed, position)
 
 
 def _sample_random(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
@@ -42,13 +71,12 @@ def _sample_random(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 def _noise(rows: Sequence[Row], like: Tensor) -> Tensor:
-    seeds = torch.tensor([row.params.seed for row in rows], dtype=torch.int64, device=like.device)
-    positions = torch.tensor([row.position for row in rows], dtype=torch.int64, device=like.device)
-    return noise(seeds, positions)[:, None]
+    seeds = on(like.device, [row.params.seed for row in rows], torch.int64)
+    return noise(seeds, on(like.device, [row.position for row in rows], torch.int64))[:, None]
 
 
 def _floats(values: Sequence[float], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]
+    return on(like.device, values, torch.float64)[:, None]
 
 
 def _is_ranked(row: Row, vocab: int) -> bool:
@@ -102,17 +130,31 @@ def _top_k(row: Row, vocab: int) -> int:
     return row.params.top_k if 0 < row.params.top_k < vocab else vocab
 
 
-def logprobs(logits_RV: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[Logprob]:
+class Scores(NamedTuple):
+    """Log probabilities on their way to the host. W: the most that any row asked for."""
+
+    token_R: Callable[[], Tensor]
+    chosen_R: Callable[[], Tensor]
+    value_RW: Callable[[], Tensor]
+    index_RW: Callable[[], Tensor]
+    counts: Sequence[int]
+
+    def entries(self) -> list[Logprob]:
+        """One for each row: its token's and those of its best."""
+        values, indices = self.value_RW().tolist(), self.index_RW().tolist()
+        chosen = zip(self.token_R().tolist(), self.chosen_R().tolist(), self.counts, strict=True)
+        return [
+            Logprob(token, own, tuple(zip(indices[row][:count], values[row][:count], strict=True)))
+            for row, (token, own, count) in enumerate(chosen)
+        ]
+
+
+def logprobs(logits_RV: Tensor, token_R: Tensor, counts: Sequence[int]) -> Scores:
     """For each row the log probability of its token and of the `counts` best, from the model's own distribution.
 
     Temperature, filters and bans do not enter: it is what the model believes, not how the choice was made.
     """
     logprob_RV = torch.log_softmax(logits_RV.float(), dim=-1)
-    token_R1 = torch.tensor(tokens, device=logits_RV.device)[:, None]
-    chosen_R = logprob_RV.gather(-1, token_R1).squeeze(-1).tolist()
+    chosen_R = logprob_RV.gather(-1, token_R[:, None].long()).squeeze(-1)
     best = torch.topk(logprob_RV, max(1, *counts), dim=-1)
-    values, indices = best.values.tolist(), best.indices.tolist()
-    return [
-        Logprob(token, chosen_R[row], tuple(zip(indices[row][:count], values[row][:count], strict=True)))
-        for row, (token, count) in enumerate(zip(tokens, counts, strict=True))
-    ]
+    return Scores(read(token_R), read(chosen_R), read(best.values), read(best.indices), counts)

@@ -23,7 +23,7 @@ class AttentionBatch:
     first `context_lens[r]` positions; block i of its context is `block_tables_RM[r, i]`.
 
     `slots_T` says where each token's K and V go: block times block size plus offset.
-    The `*_R` tensors repeat the two lists for kernels that read tensors (int32, as the tables).
+    The `*_R` tensors repeat the two lists for kernels that read tensors. All tensors are int32.
     """
 
     query_starts: list[int]
@@ -32,3 +32,8 @@ class AttentionBatch:
     context_lens_R: Tensor
     block_tables_RM: Tensor
     slots_T: Tensor
+
+
+def heads_together(x_THD: Tensor) -> Tensor:
+    """The same numbers, with each token's heads one after the other; tokens may lie apart."""
+    return x_THD if x_THD.stride(1) == x_THD.shape[2] and x_THD.stride(2) == 1 else x_THD.contiguous()

@@ -101,16 +101,6 @@ class TorchBackend:
         return reference.paged_attention(q_THD, k_NGDB, v_NGBD, batch, spec)
 
 
-class FixedTileBackend(TorchBackend):
-    """For GPUs, where libraries choose their tiles by the batch: linears with one tile shape, see `matmul.py`."""
-
-    def linear(self, weight_NK: Tensor, bias_N: Tensor | None = None) -> Linear:
-        from kernels import matmul  # needs Triton: only for those who use it
-
-        weight_NK = weight_NK.contiguous()
-        return lambda x_MK: matmul.linear(x_MK, weight_NK, bias_N)
-
-
 def choose_backend(
     device: torch.device,
     dtype: torch.dtype,
@@ -119,16 +109,20 @@ def choose_backend(
     *,
     weights: WeightKind = "float32",
     invariant: bool = False,
+    eight_bits: bool = False,
 ) -> Backend:
-    """Compiled kernels where they exist: float32 on a CPU with heads in whole tiles. Plain torch elsewhere.
+    """Compiled kernels where they exist: on a CPU float32 with heads in whole tiles, and GPUs. Elsewhere plain torch.
 
-    `weights` is how the compiled kernels keep those of linears.
-    `invariant` asks for linears on a GPU that do not depend on the batch; on CPUs they never do, in float32.
+    `weights` is how the compiled CPU kernels keep those of linears.
+    `invariant` asks for results on a GPU that do not depend on the batch; on CPUs they never do, in float32.
+    `eight_bits`: whether the GPU knows float8_e4m3fn.
     """
     if device.type == "cpu" and dtype == torch.float32 and head_dim % TILE == 0:
         from kernels.cpu_backend import CpuBackend  # compiles, or loads what it compiled: only for those who use it
 
         return CpuBackend(workers, weights)
     if device.type == "cuda":
-        return FixedTileBackend() if invariant else TorchBackend()
+        from kernels.gpu_backend import TritonBackend  # needs Triton: only for those who use it
+
+        return TritonBackend(invariant=invariant, eight_bits=eight_bits)
     return TorchBackend(row_multiple=4)

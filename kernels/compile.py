@@ -121,7 +121,7 @@ def _elementwise(element: str, dim: int) -> Iterator[Configuration]:
 def _store(element: str, kv: str, dim: int) -> Configuration:
     types = {
         **dict.fromkeys(("k_TGD", "v_TGD"), f"*{element}"), **dict.fromkeys(("k_NGDB", "v_NGBD"), f"*{kv}"),
-        "slots_T": "*i64", "k_row": "i32", "v_row": "i32", "largest": "fp32",
+        "slots_T": "*i32", "k_row": "i32", "v_row": "i32", "largest": "fp32",
     }  # fmt: skip
     sizes = {"DIM": dim, "DIM_PADDED": triton.next_power_of_2(dim), "BLOCK": 16}
     return Configuration(gpu_cache.store_kernel, types, sizes, {"num_warps": 1})

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels import cpu_attention, cpu_fused, cpu_linear
-from kernels.attention_batch import AttentionBatch, AttentionSpec
+from kernels.attention_batch import AttentionBatch, AttentionSpec, heads_together
 from kernels.backend import Linear, WeightKind
 from kernels.vector import WIDTH
 
@@ -70,7 +70,7 @@ class CpuBackend:
             )
 
     def store_kv(self, k_TGD: Tensor, v_TGD: Tensor, k_NGDB: Tensor, v_NGBD: Tensor, batch: AttentionBatch) -> None:
-        k_TGD, v_TGD = _rows(k_TGD), _rows(v_TGD)
+        k_TGD, v_TGD = heads_together(k_TGD), heads_together(v_TGD)
         if k_TGD.stride(0) != v_TGD.stride(0):
             k_TGD, v_TGD = k_TGD.contiguous(), v_TGD.contiguous()
         cpu_fused.store_kv(
@@ -87,7 +87,7 @@ class CpuBackend:
     def attend(
         self, q_THD: Tensor, k_NGDB: Tensor, v_NGBD: Tensor, batch: AttentionBatch, spec: AttentionSpec
     ) -> Tensor:
-        q_THD = _rows(q_THD)
+        q_THD = heads_together(q_THD)
         out_THD = torch.empty(q_THD.shape)
         cpu_attention.paged_attention(
             q_THD.data_ptr(),
@@ -113,11 +113,6 @@ class CpuBackend:
 def _pool(k_NGDB: Tensor) -> tuple[int, int, int, int]:
     _, groups, dim, size = k_NGDB.shape
     return groups, dim, size, k_NGDB.dtype.itemsize
-
-
-def _rows(x_THD: Tensor) -> Tensor:
-    """The same numbers, with each token's heads one after the other."""
-    return x_THD if x_THD.stride(1) == x_THD.shape[2] and x_THD.stride(2) == 1 else x_THD.contiguous()
 
 
 def _tiles(weight_NK: Tensor, depth: int) -> Tensor:

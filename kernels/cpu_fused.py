@@ -9,7 +9,7 @@ import numpy as np
 from numba import carray, njit, prange
 
 from kernels.tile import silu_multiply, store_half, sum_of_squares
-from kernels.views import floats, longs
+from kernels.views import floats, integers
 
 SERIAL_ROWS = 4  # so few are done before other threads have woken up
 FLOAT_BYTES = 4
@@ -131,7 +131,7 @@ def store_kv(
 
     `pool` is (groups, D, B, bytes of a number): 4 for float32, 2 for float16.
     """
-    slots_T = carray(longs(slots), (tokens,))
+    slots_T = carray(integers(slots), (tokens,))
     k_TX, v_TX = carray(floats(k), (tokens, row)), carray(floats(v), (tokens, row))
     if tokens <= SERIAL_ROWS:
         for token in range(tokens):

@@ -19,6 +19,4 @@ def _pointer(kind: Any) -> Any:
 
 # To be given to numba.carray with a shape.
 floats = _pointer(types.float32)
-shorts = _pointer(types.int16)
 integers = _pointer(types.int32)
-longs = _pointer(types.int64)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from engine.attention import new_pool
 from engine.contract import Move, Route
 from engine.copies import HostCopies, NoHost, PinnedHostCopies, Pool, new_host_pool, runs
+from kernels.reference import copy_blocks
 
 DEVICE_BLOCKS, HOST_BLOCKS = 5, 4
 UP, DOWN = Route.UP, Route.DOWN
@@ -52,7 +53,9 @@ def one_by_one(device: Pool, host: Pool, moves: Sequence[Move]) -> None:
 
 
 def copier(kind: str, device: Pool, host: Pool) -> HostCopies | PinnedHostCopies:
-    return HostCopies(device, host) if kind == "plain" else PinnedHostCopies(device, host, RecordedStreams())
+    return (
+        HostCopies(device, host) if kind == "plain" else PinnedHostCopies(device, host, RecordedStreams(), copy_blocks)
+    )
 
 
 DOWNS = st.builds(Move, st.just(DOWN), st.integers(0, DEVICE_BLOCKS - 1), st.integers(0, HOST_BLOCKS - 1))
@@ -96,13 +99,13 @@ def test_a_block_that_goes_down_and_comes_up_is_the_same_bit_for_bit(dtype: torc
 def test_copies_wait_for_the_steps_before_and_the_step_behind_waits_for_them() -> None:
     device, host = pools()
     streams = RecordedStreams()
-    PinnedHostCopies(device, host, streams).apply([Move(DOWN, 1, 0), Move(UP, 1, 2)])
+    PinnedHostCopies(device, host, streams, copy_blocks).apply([Move(DOWN, 1, 0), Move(UP, 1, 2)])
     assert streams.log == ["fork", "copied", "join"]
 
 
 def test_a_step_without_moves_waits_for_nothing() -> None:
     streams = RecordedStreams()
-    PinnedHostCopies(*pools(), streams).apply([])
+    PinnedHostCopies(*pools(), streams, copy_blocks).apply([])
     assert streams.log == []
 
 

@@ -22,6 +22,7 @@ from engine.model import Tokens
 from engine.policies import Preemption
 from engine.request import SamplingParams
 from engine.runner import Device, ModelRunner
+from engine.sampler import sample
 from engine.scheduler import Scheduler
 from engine.speculate import DraftConfig, NGramDrafts, NoDrafts
 from engine.timing import StepTimer
@@ -45,7 +46,7 @@ def sampled(drafts: DraftConfig, **options: float) -> tuple[list[int], int]:
     kv = PagedKV(REQUESTS * (EACH // 16 + 3), 16, NoPrefix())
     nothing: Any = None
     inputs = InputBuilder(REQUESTS, kv.blocks_for(EACH + 20), 16, torch.device("cpu"))
-    runner = ModelRunner(SameEverywhere(), Device(nothing, NoHost(), Inline(), NoGrammars()), inputs, (), timer)
+    runner = ModelRunner(SameEverywhere(), Device(nothing, NoHost(), Inline(), sample, NoGrammars()), inputs, (), timer)
     scheduler = Scheduler(Preemption(max_num_seqs=64).build(), kv, drafts=drafts)
     core = EngineCore(scheduler, runner, Limits(EACH + 20, kv.capacity, VOCAB), timer)
     completions = {f"r{number}": Completion() for number in range(REQUESTS)}

@@ -8,6 +8,7 @@ from kernels import reference
 from kernels.attention_batch import AttentionBatch, AttentionSpec
 from kernels.backend import TorchBackend, choose_backend
 from kernels.cpu_backend import CpuBackend
+from kernels.gpu_backend import TritonBackend
 
 CPU = CpuBackend(workers=2)
 SHAPES = [(9, 3, 64, 16), (8, 8, 64, 16), (8, 1, 128, 32), (14, 2, 80, 16), (5, 1, 96, 48)]
@@ -34,7 +35,7 @@ def make_batch(chunks: list[tuple[int, int]], block_size: int, num_blocks: int) 
         torch.tensor(starts, dtype=torch.int32),
         torch.tensor(contexts, dtype=torch.int32),
         torch.tensor(tables, dtype=torch.int32),
-        torch.tensor(slots),
+        torch.tensor(slots, dtype=torch.int32),
     )
 
 
@@ -209,4 +210,6 @@ def test_the_compiled_kernels_are_chosen_only_where_they_are_right() -> None:
     assert isinstance(choose_backend(cpu, torch.float32, 64, 1), CpuBackend)
     assert isinstance(choose_backend(cpu, torch.bfloat16, 64, 1), TorchBackend)
     assert isinstance(choose_backend(cpu, torch.float32, 40, 1), TorchBackend)
-    assert isinstance(choose_backend(gpu, torch.float32, 64, 1), TorchBackend)
+    assert isinstance(choose_backend(gpu, torch.float32, 64, 1), TritonBackend)
+    assert torch.float8_e4m3fn not in choose_backend(gpu, torch.bfloat16, 64, 1).kv_dtypes
+    assert torch.float8_e4m3fn in choose_backend(gpu, torch.bfloat16, 64, 1, eight_bits=True).kv_dtypes

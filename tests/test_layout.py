@@ -21,7 +21,7 @@ PURE = (
     "engine.resolve",
     "engine.speculate",
 )
-MODEL_SIDE = {"attention", "build", "foreign", "inputs", "model", "runner", "sampler"}
+MODEL_SIDE = {"attention", "build", "device", "foreign", "inputs", "model", "runner", "sampler", "graphs"}
 # loadtests speak HTTP or drive processes; from the engine they take only what knows no tensor.
 OPEN_TO_LOADTESTS = {
     "engine.cache",
