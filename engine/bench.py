@@ -1,6 +1,6 @@
-"""The engine as a worker for measurements: a workload a line on stdin, its seconds and step anatomy a line on stdout.
+"""The engine as a worker for measurements: a workload a line on stdin, its times and step anatomy a line on stdout.
 
-{"prompts": [[1, 2, 3]], "outputs": [16]}  →  {"seconds": 0.4, "tokens": 16, "steps": 16, "parts": {"plan": …}}
+{"prompts": [[1, 2, 3]], "outputs": [16]}  →  {"seconds": 0.4, "ttft": [0.1], "tpot": [0.02], "steps": 16, "parts": …}
 """
 
 import argparse
@@ -13,37 +13,64 @@ from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from engine.policies import Preemption
 from engine.request import SamplingParams
+from engine.speculate import NGramDrafts, NoDrafts
 
 
 def run(engine: Engine, workload: dict[str, Any]) -> dict[str, Any]:
-    """Greedy, EOS ignored, so that every engine does the same work."""
+    """Greedy, EOS ignored, so that every engine does the same work. Times in seconds, `tpot` after the first token.
+
+    `decode` are the steps after the last request's first token, and the seconds in their parts.
+    """
     each = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in workload["outputs"]]
-    before, start = engine.stats(), time.perf_counter()
-    completions = engine.generate(workload["prompts"], each)
-    seconds, after = time.perf_counter() - start, engine.stats()
-    parts = {part: after.part_seconds[part] - before.part_seconds[part] for part in after.part_seconds}
-    tokens = sum(len(completion.tokens) for completion in completions)
-    return {"seconds": seconds, "tokens": tokens, "steps": after.steps - before.steps, "parts": parts}
+    first: dict[int, float] = {}
+    last: dict[int, float] = {}
+    before, start, started = engine.stats(), time.perf_counter(), engine.stats()
+    for index, _ in engine.stream(workload["prompts"], each):
+        last[index] = time.perf_counter() - start
+        if first.setdefault(index, last[index]) == last[index] and len(first) == len(each):
+            started = engine.stats()
+    after = engine.stats()
+    times = [(first[index], last[index], n) for index, n in enumerate(workload["outputs"])]
+    return {
+        "seconds": time.perf_counter() - start,
+        "tokens": sum(workload["outputs"]),
+        "ttft": [one for one, _, _ in times],
+        "tpot": [(end - one) / (n - 1) for one, end, n in times if n > 1],
+        "steps": after.steps - before.steps,
+        "parts": {part: after.part_seconds[part] - before.part_seconds[part] for part in after.part_seconds},
+        "decode": {
+            "steps": after.steps - started.steps,
+            "parts": {part: after.part_seconds[part] - started.part_seconds[part] for part in after.part_seconds},
+        },
+    }
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--model", default=EngineConfig().model)
+    made.add_argument("--threads", type=int, default=None, help="default: all cores")
+    made.add_argument("--dtype", default="auto", choices=("auto", "float32"))
+    made.add_argument("--quantization", default="none", choices=("none", "int8"))
+    made.add_argument("--drafts", action="store_true", help="guess tokens from the text itself")
+    made.add_argument("--chunk", type=int, default=512, help="max_num_batched_tokens")
+    return made
+
+
+def config(options: argparse.Namespace) -> EngineConfig:
+    return EngineConfig(
+        model=options.model,
+        threads=options.threads,
+        dtype=options.dtype,
+        quantization=options.quantization,
+        drafts=NGramDrafts() if options.drafts else NoDrafts(),
+        cache=CacheConfig(memory_fraction=0.15, prefix=False),
+        policy=Preemption(max_num_batched_tokens=options.chunk, max_num_seqs=min(64, options.chunk)),
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=EngineConfig().model)
-    parser.add_argument("--threads", type=int, default=None, help="default: all cores")
-    parser.add_argument("--dtype", default="auto", choices=("auto", "float32"))
-    parser.add_argument("--quantization", default="none", choices=("none", "int8"))
-    parser.add_argument("--chunk", type=int, default=512, help="max_num_batched_tokens")
-    options = parser.parse_args()
-    engine = Engine(
-        EngineConfig(
-            model=options.model,
-            threads=options.threads,
-            dtype=options.dtype,
-            quantization=options.quantization,
-            cache=CacheConfig(memory_fraction=0.2, prefix=False),
-            policy=Preemption(max_num_batched_tokens=options.chunk, max_num_seqs=min(64, options.chunk)),
-        )
-    )
+    assert __doc__ is not None
+    engine = Engine(config(parser(__doc__).parse_args()))
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         print(json.dumps(run(engine, json.loads(line))), flush=True)
