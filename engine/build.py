@@ -18,7 +18,7 @@ from engine.copies import BlockCopies, CudaStreams, HostCopies, NoHost, PinnedHo
 from engine.core import EngineCore
 from engine.device import Device, choose_device
 from engine.errors import ConfigError
-from engine.grammar import Grammars, LlguidanceGrammars, NoGrammars
+from engine.grammar import Grammars, NoGrammars
 from engine.graphs import CudaCapture, GraphedModel, Longest, sizes_up_to
 from engine.inputs import InputBuilder, Padding, no_padding
 from engine.intake import Limits
@@ -85,6 +85,8 @@ def _grammars(folder: Path, model_config: ModelConfig) -> Grammars:
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.exists():
         return NoGrammars()
+    from engine.matchers import LlguidanceGrammars  # a model without a tokenizer can do without it
+
     return LlguidanceGrammars(tokenizer, model_config.vocab_size, model_config.eos_token_ids)
 
 

@@ -1,6 +1,5 @@
 """How many blocks the KV pools have: what the configuration asks for, within the memory that is free."""
 
-import psutil
 import torch
 
 from engine.config import EngineConfig
@@ -40,6 +39,8 @@ def num_blocks(config: EngineConfig, model_config: ModelConfig, device: Device, 
 
 def _check_host_tier(config: EngineConfig, block_bytes: int, pool_bytes: int) -> None:
     """On a CPU both tiers share one memory."""
+    if not config.cache.host_blocks:
+        return
     free = _free_bytes(torch.device("cpu")) - (pool_bytes if config.device == "cpu" else 0)
     wanted = config.cache.host_blocks * block_bytes
     if wanted > free:
@@ -53,7 +54,10 @@ def _check_host_tier(config: EngineConfig, block_bytes: int, pool_bytes: int) ->
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
+    import psutil  # a machine with a GPU can do without it
+
+    available: int = psutil.virtual_memory().available
+    return available
 
 
 def _gib(size: int) -> str:

@@ -65,7 +65,8 @@ def weight_bytes(shape: Shape) -> int:
     kv = hidden * sizes["num_key_value_heads"] // sizes["num_attention_heads"]
     layer = hidden * (2 * hidden + 2 * kv) + 3 * hidden * ffn
     numbers: int = sizes["num_hidden_layers"] * layer + vocab * hidden
-    return numbers * getattr(torch, shape.dtype).itemsize
+    dtype: torch.dtype = getattr(torch, shape.dtype)
+    return numbers * dtype.itemsize
 
 
 def _rates(served: Engine, shape: Shape, variant: str, batch: int, floor: float) -> Rates:

@@ -108,7 +108,8 @@ class Profiler:
         read = (self._backend.weights * number + kv * self._kv_bytes) / known["bytes_per_s"]
         linears = batch * self._backend.weights / known["int8_macs_per_s" if quantized else "macs_per_s"]
         attention = kv * model.heads / model.kv_heads / known["macs_per_s"]
-        return max(read, linears + attention)
+        floor: float = max(read, linears + attention)
+        return floor
 
 
 def main() -> None:

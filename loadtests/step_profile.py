@@ -54,8 +54,9 @@ def main() -> None:
     for kind in options.kind or KINDS:
         worker = start(kind, module("engine.profile_worker", "--threads", str(options.threads), *KINDS[kind]))
         worker.wait_until_ready()
+        names = "".join(f"{name:>11}" for name in COLUMNS)
         print(f"\nweights in {kind}: milliseconds of a decode step")
-        print(f"{'batch':>6}{''.join(f'{name:>11}' for name in COLUMNS)}{'step':>9}{'floor':>8}{'ratio':>8}{'tokens/s':>10}")
+        print(f"{'batch':>6}{names}{'step':>9}{'floor':>8}{'ratio':>8}{'tokens/s':>10}")
         results[kind] = [profile(worker, batch, options) for batch in options.batch or (1, 8, 32)]
         worker.stop()
     if options.json:

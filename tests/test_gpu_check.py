@@ -8,12 +8,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 # What a GPU machine need not have: everything but torch, triton, transformers (and what that brings), numpy, pydantic.
+# psutil is asked about the memory of machines without a GPU.
 BARE = """
 import importlib.abc, runpy, sys
 
 class Absent(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name.split(".")[0] in ("psutil", "llguidance", "gguf", "ray", "httpx", "fastapi", "numba", "opentelemetry"):
+        if name.split(".")[0] in ("llguidance", "gguf", "ray", "httpx", "fastapi", "numba", "opentelemetry"):
             raise ModuleNotFoundError(name)
 
 sys.meta_path.insert(0, Absent())

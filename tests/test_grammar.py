@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from engine import Engine, EngineConfig, FinishReason, SamplingParams
 from engine.config import CacheConfig
 from engine.errors import RequestError
-from engine.grammar import LlguidanceGrammars, Matcher
+from engine.matchers import LlguidanceGrammars, Matcher
 from engine.policies import Preemption
 from engine.speculate import NGramDrafts
 from tests.fakes_schemas import random_schema

@@ -21,7 +21,8 @@ PURE = (
     "engine.resolve",
     "engine.speculate",
 )
-MODEL_SIDE = {"attention", "build", "device", "foreign", "inputs", "model", "runner", "sampler", "graphs"}
+MODEL_SIDE = {"attention", "build", "device", "foreign", "graphs", "inputs", "model", "runner", "sampler"}
+MODEL_SIDE |= {"gpu_check", "gpu_models", "profile_worker"}  # they try the model side
 # loadtests speak HTTP or drive processes; from the engine they take only what knows no tensor.
 OPEN_TO_LOADTESTS = {
     "engine.cache",
