@@ -13,6 +13,7 @@ from kernels.backend import Linear, WeightKind
 from kernels.vector import WIDTH
 
 FLOATS = {"float32": torch.float32, "float16": torch.float16}
+FLOAT_BYTES = 4
 MOST_INPUTS = 1 << 16  # so many products of int8 with at least 8 bits of activation fit an int32 sum
 
 
@@ -63,11 +64,16 @@ class CpuBackend:
 
     def rotate(self, q_THD: Tensor, k_TGD: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> None:
         tokens, half = cos_TF.shape
-        for x in (q_THD, k_TGD):
-            assert x.stride(1) == x.shape[2] and x.stride(2) == 1, "a token's heads must follow each other"
-            cpu_fused.rotate(
-                x.data_ptr(), x.stride(0), cos_TF.data_ptr(), sin_TF.data_ptr(), tokens, x.shape[1], half, self._workers
-            )
+        addresses = cos_TF.data_ptr(), sin_TF.data_ptr()
+        (_, heads, dim), row = q_THD.shape, q_THD.stride(0)
+        if k_TGD.data_ptr() == q_THD.data_ptr() + heads * dim * FLOAT_BYTES and k_TGD.stride(0) == row:
+            heads += k_TGD.shape[1]  # they are one array: one call for both
+        else:
+            assert k_TGD.stride(1) == dim and k_TGD.stride(2) == 1, "a token's heads must follow each other"
+            k_row, groups = k_TGD.stride(0), k_TGD.shape[1]
+            cpu_fused.rotate(k_TGD.data_ptr(), k_row, *addresses, tokens, groups, half, self._workers)
+        assert q_THD.stride(1) == dim and q_THD.stride(2) == 1, "a token's heads must follow each other"
+        cpu_fused.rotate(q_THD.data_ptr(), row, *addresses, tokens, heads, half, self._workers)
 
     def store_kv(self, k_TGD: Tensor, v_TGD: Tensor, k_NGDB: Tensor, v_NGBD: Tensor, batch: AttentionBatch) -> None:
         k_TGD, v_TGD = heads_together(k_TGD), heads_together(v_TGD)

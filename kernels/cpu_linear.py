@@ -19,11 +19,13 @@ DEPTH = 128  # partial sums of this many products: rounding errors grow with the
 PANEL = 96  # rows that share one pass over the weights: 96 rows of 1,536 floats stay in the second-level cache
 FLOAT_BYTES = 4
 SHORT_BYTES = 2
+ROWS = 5  # of a tile; six are no faster
+INT8_ROWS = 4  # the sums of more do not fit in sixteen registers
 SERIAL_ROWS = 8  # so few are quantised before other threads have woken up
 
 _tile1, _tile2, _tile3, _tile4, _tile5, _tile6 = (multiply_add(rows) for rows in range(1, MOST_ROWS + 1))
 _half1, _half2, _half3, _half4, _half5, _half6 = (multiply_add(rows, half=True) for rows in range(1, MOST_ROWS + 1))
-_int1, _int2, _int3, _int4, _int5, _int6 = (multiply_int8(rows) for rows in range(1, MOST_ROWS + 1))
+_int1, _int2, _int3, _int4 = (multiply_int8(rows) for rows in range(1, INT8_ROWS + 1))
 
 
 @njit(inline="always")
@@ -62,18 +64,14 @@ def multiply_halves(rows: int, a: int, a_row: int, b: int, b_row: int, c: int, c
 def _multiply_int8(
     rows: int, a: int, a_row: int, b: int, pairs: int, c: int, c_row: int, row_scale: int, scale: int, bias: int
 ) -> None:
-    if rows == 6:
-        _int6(a, a_row, b, pairs, c, c_row, row_scale, scale, bias)
+    if rows == 4:
+        _int4(a, a_row, b, pairs, c, c_row, row_scale, scale, bias)
     elif rows == 1:
         _int1(a, a_row, b, pairs, c, c_row, row_scale, scale, bias)
     elif rows == 2:
         _int2(a, a_row, b, pairs, c, c_row, row_scale, scale, bias)
     elif rows == 3:
         _int3(a, a_row, b, pairs, c, c_row, row_scale, scale, bias)
-    elif rows == 4:
-        _int4(a, a_row, b, pairs, c, c_row, row_scale, scale, bias)
-    elif rows == 5:
-        _int5(a, a_row, b, pairs, c, c_row, row_scale, scale, bias)
 
 
 @njit("void(i8,i8,i8,i8,i8,i8,i8,i8,i8)", parallel=True, cache=True)
@@ -90,6 +88,8 @@ def linear(
     for worker in prange(workers):
         for panel in range(0, rows, PANEL):
             panel_end = min(rows, panel + PANEL)
+            height = panel_end - panel
+            parts = (height + ROWS - 1) // ROWS  # of nearly equal height: low tiles are slow ones
             for tile in range(worker * share, min(tiles, (worker + 1) * share)):
                 column = tile * WIDTH
                 for row in range(panel, panel_end):
@@ -98,8 +98,9 @@ def linear(
                 for k in range(0, depth, DEPTH):
                     chain = min(DEPTH, depth - k)
                     weights = packed + (tile * depth + k) * WIDTH * size
-                    for row in range(panel, panel_end, MOST_ROWS):
-                        count = min(MOST_ROWS, panel_end - row)
+                    for part in range(parts):
+                        row, end = panel + height * part // parts, panel + height * (part + 1) // parts
+                        count = end - row
                         a, c = x + (row * depth + k) * FLOAT_BYTES, out + (row * columns + column) * FLOAT_BYTES
                         if size == 2:
                             multiply_halves(count, a, depth, weights, WIDTH, c, columns, chain)
@@ -143,11 +144,14 @@ def linear_int8(
     for worker in prange(workers):
         for panel in range(0, rows, PANEL):
             panel_end = min(rows, panel + PANEL)
+            height = panel_end - panel
+            parts = (height + INT8_ROWS - 1) // INT8_ROWS  # of nearly equal height: low tiles are slow ones
             for tile in range(worker * share, min(tiles, (worker + 1) * share)):
                 column = tile * WIDTH
-                for row in range(panel, panel_end, MOST_ROWS):
+                for part in range(parts):
+                    row, end = panel + height * part // parts, panel + height * (part + 1) // parts
                     _multiply_int8(
-                        min(MOST_ROWS, panel_end - row),
+                        end - row,
                         quantized + row * depth * SHORT_BYTES,
                         depth,
                         packed + column * depth,

@@ -157,6 +157,9 @@ def test_norm_and_rotation_equal_plain_torch_and_do_not_depend_on_the_rows_besid
     CPU.rotate(*mine, angle_TF.cos(), angle_TF.sin())
     plain.rotate(*theirs, angle_TF.cos(), angle_TF.sin())
     torch.testing.assert_close(mine, theirs)
+    together = torch.cat((norm, norm[:, :3]), dim=1)  # as one linear gives them
+    CPU.rotate(together[:, :9], together[:, 9:], angle_TF.cos(), angle_TF.sin())
+    assert torch.equal(together, torch.cat(mine, dim=1))
 
 
 @pytest.mark.parametrize("rows", [1, 3, 40])
