@@ -17,7 +17,7 @@ run := --config $(CONFIG) $(if $(HTTP_PORT),--http-port $(HTTP_PORT))
 starts := --dashboard-port $(DASHBOARD_PORT) --ray-port $(RAY_PORT) --metrics-port $(METRICS_PORT)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve stop status fetch test lint format mutants load scheduler-cost matrix compile-kernels
+.PHONY: help serve stop status fetch test lint format mutants load scheduler-cost matrix compile-kernels gpu-check
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -55,6 +55,12 @@ matrix: $(installed) ## every combination of what the scheduler does: no token m
 
 scheduler-cost: $(installed) ## what planning a step costs, by policy and number of requests
 	@$(bin)/python -m loadtests.scheduler_cost
+
+# A machine with a GPU need not have the project installed: python3 with torch and transformers will do.
+gpu_python := $(if $(wildcard $(bin)/python),$(bin)/python,$(PYTHON))
+
+gpu-check: ## kernels, tokens and rates on this machine's GPU; without one in Triton's interpreter
+	@TRITON_INTERPRET=$$($(gpu_python) -c 'import torch; print(int(not torch.cuda.is_available()))') $(gpu_python) -m engine.gpu_check
 
 compile-kernels: $(installed) ## all Triton kernels for sm_80, sm_90 and gfx942, with registers and shared memory (6 minutes)
 	@$(bin)/python -m kernels.compile

@@ -1,12 +1,14 @@
 """The engine as a worker for measurements: a workload a line on stdin, its times and step anatomy a line on stdout.
 
 {"prompts": [[1, 2, 3]], "outputs": [16]}  →  {"seconds": 0.4, "ttft": [0.1], "tpot": [0.02], "steps": 16, "parts": …}
+{"score": [[1, 2, 3]]}  →  {"logprob": -7.3, "scored": 2}
 """
 
 import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from engine.config import CacheConfig, EngineConfig
@@ -24,8 +26,10 @@ def run(engine: Engine, workload: dict[str, Any]) -> dict[str, Any]:
     each = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in workload["outputs"]]
     first: dict[int, float] = {}
     last: dict[int, float] = {}
+    ids: list[list[int]] = [[] for _ in each]
     before, start, started = engine.stats(), time.perf_counter(), engine.stats()
-    for index, _ in engine.stream(workload["prompts"], each):
+    for index, output in engine.stream(workload["prompts"], each):
+        ids[index] += output.tokens
         last[index] = time.perf_counter() - start
         if first.setdefault(index, last[index]) == last[index] and len(first) == len(each):
             started = engine.stats()
@@ -34,6 +38,7 @@ def run(engine: Engine, workload: dict[str, Any]) -> dict[str, Any]:
     return {
         "seconds": time.perf_counter() - start,
         "tokens": sum(workload["outputs"]),
+        "ids": ids,
         "ttft": [one for one, _, _ in times],
         "tpot": [(end - one) / (n - 1) for one, end, n in times if n > 1],
         "steps": after.steps - before.steps,
@@ -43,6 +48,17 @@ def run(engine: Engine, workload: dict[str, Any]) -> dict[str, Any]:
             "parts": {part: after.part_seconds[part] - started.part_seconds[part] for part in after.part_seconds},
         },
     }
+
+
+def score(engine: Engine, texts: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """The log probability of all tokens but each text's first, and how many they are."""
+    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+    scored = [entry for one in engine.generate(texts, params) for entry in one.prompt_logprobs or () if entry]
+    return {"logprob": sum(entry.logprob for entry in scored), "scored": len(scored)}
+
+
+def answer(engine: Engine, order: dict[str, Any]) -> dict[str, Any]:
+    return score(engine, order["score"]) if "score" in order else run(engine, order)
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -73,7 +89,7 @@ def main() -> None:
     engine = Engine(config(parser(__doc__).parse_args()))
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
-        print(json.dumps(run(engine, json.loads(line))), flush=True)
+        print(json.dumps(answer(engine, json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

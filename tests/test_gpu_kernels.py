@@ -22,11 +22,13 @@ def element(configuration: Configuration) -> str:
 
 
 def thin(target: str) -> list[Configuration]:
-    """All of sm_90's kinds; elsewhere the same code in bfloat16 alone, with 128 numbers to a head."""
-    if target == "sm_90":
-        return cover(configurations(target), IGNORED)
-    chosen = (one for one in configurations(target) if element(one) in ("*bf16", "*i32"))
-    return cover((one for one in chosen if one.constants.get("DIM", 128) == 128), IGNORED)
+    """All of sm_90's kinds; elsewhere, and in the other number types, the same code with 128 numbers to a head."""
+    chosen = [one for one in configurations(target) if element(one) in ("*bf16", "*i32")]
+    if target != "sm_90":
+        return cover((one for one in chosen if one.constants.get("DIM", 128) == 128), IGNORED)
+    wide = [one for one in configurations(target) if one.constants.get("DIM", 128) == 128]
+    rest = [one for one in wide if element(one) in ("*fp32", "*fp16") and not one.constants.get("CAPPED", False)]
+    return cover(chosen, IGNORED) + cover(rest, IGNORED | {"SPREAD", "WINDOWED"})
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -42,6 +44,7 @@ def test_a_cover_has_every_kernel_element_and_flag() -> None:
     chosen = thin("sm_90")
     assert {one.kernel for one in chosen} == {one.kernel for one in configurations("sm_90")}
     attention = [one for one in chosen if one.kernel.__name__ == "attention_kernel"]
+    assert "sample_kernel" in {one.kernel.__name__ for one in chosen}
     assert {one.types["q_THD"] for one in attention} == {f"*{element}" for element in FLOATS}
     for flag in ("SPREAD", "WINDOWED", "CAPPED"):
         assert {one.constants[flag] for one in attention} == {False, True}
