@@ -36,7 +36,7 @@ fetch: $(installed) ## fetch the model
 	@$(local) fetch $(run)
 
 test: lint ## everything that must hold: lint, types, tests
-	OMP_WAIT_POLICY=PASSIVE $(bin)/python -m pytest # threads that spin while they wait starve the servers under test
+	OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=5000 $(bin)/python -m pytest # threads that spin while they wait starve the servers under test
 
 lint: $(installed) ## ruff and mypy
 	$(bin)/ruff check $(sources)

@@ -40,6 +40,9 @@ class CpuBackend:
         if self._weights == "int8" and inputs % 2 == 0 and inputs <= MOST_INPUTS:
             return _Int8Linear(weight_NK, bias, outputs, self._workers)
         kind = FLOATS.get(self._weights, torch.float16)
+        least, most = torch.aminmax(weight_NK)
+        if not max(-least, most) <= torch.finfo(kind).max:
+            raise OverflowError(f"a weight is too large for {kind}")
         return _PackedLinear(weight_NK.to(kind), bias, outputs, self._workers)
 
     def rms_norm(self, x: Tensor, weight_K: Tensor, eps: float) -> Tensor:
@@ -131,8 +134,6 @@ class _PackedLinear:
     """Weights in float32 or float16, as [N / 16, K, 16]."""
 
     def __init__(self, weight_NK: Tensor, bias_N: Tensor, outputs: int, workers: int) -> None:
-        if not torch.isfinite(weight_NK).all():
-            raise OverflowError(f"a weight is too large for {weight_NK.dtype}")
         self._packed = _tiles(weight_NK, 1)
         self._bias_N = bias_N
         self._outputs = outputs
@@ -151,8 +152,9 @@ class _Int8Linear:
     """Weights in int8 as [N / 16, K / 2, 16, 2], with a scale for each output: its largest weight becomes 127."""
 
     def __init__(self, weight_NK: Tensor, bias_N: Tensor, outputs: int, workers: int) -> None:
-        self._scale_N = (weight_NK.abs().amax(dim=1).float() / 127).clamp(min=torch.finfo(torch.float32).tiny)
-        rounded_NK = (weight_NK / self._scale_N[:, None]).round().to(torch.int8)
+        least_N, most_N = torch.aminmax(weight_NK, dim=1)
+        self._scale_N = (torch.maximum(-least_N, most_N) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+        rounded_NK = (weight_NK / self._scale_N[:, None]).round_().to(torch.int8)
         self._packed = _tiles(rounded_NK, 2)
         self._bias_N = bias_N
         self._outputs = outputs
