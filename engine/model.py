@@ -107,13 +107,12 @@ class FeedForward:
 
     def __init__(self, load: Loader, prefix: str) -> None:
         hidden, ffn = load.config.hidden, load.config.ffn
-        self._backend = load.backend
-        names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
-        self._gate_up = load.fused_linear(names, [ffn, ffn], hidden, bias=False)
+        gate, up = (load.source.get(f"{prefix}.{part}_proj.weight", (ffn, hidden)) for part in ("gate", "up"))
+        self._gate_up = load.backend.gated_linear(gate, up)
         self._down = load.linear(f"{prefix}.down_proj", hidden, ffn)
 
     def __call__(self, x_TE: Tensor) -> Tensor:
-        return self._down(self._backend.silu_mul(self._gate_up(x_TE)))
+        return self._down(self._gate_up(x_TE))
 
 
 class Layer:

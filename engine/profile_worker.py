@@ -39,6 +39,10 @@ class TimedBackend:
         self.weights += weight_NK.numel()
         return self._timed("linears", self._backend.linear(weight_NK, bias_N))
 
+    def gated_linear(self, gate_NK: Tensor, up_NK: Tensor) -> Linear:
+        self.weights += gate_NK.numel() + up_NK.numel()
+        return self._timed("linears", self._backend.gated_linear(gate_NK, up_NK))
+
     def attend(
         self, q_THD: Tensor, k_NGDB: Tensor, v_NGBD: Tensor, batch: AttentionBatch, spec: AttentionSpec
     ) -> Tensor:

@@ -33,16 +33,16 @@ class Backend(Protocol):
         """A function of x [M, K] that returns x · Wᵀ + bias, [M, N]. It may keep the weight in a layout of its own."""
         ...
 
+    def gated_linear(self, gate_NK: Tensor, up_NK: Tensor) -> Linear:
+        """A function of x [M, K] that returns silu(x · Gᵀ) · (x · Uᵀ), [M, N]."""
+        ...
+
     def rms_norm(self, x: Tensor, weight_K: Tensor, eps: float) -> Tensor:
         """x / sqrt(mean(x²) + eps) · weight over the last dimension, of size K."""
         ...
 
     def add_norm(self, x_MK: Tensor, delta_MK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
         """x += delta in place; returns the norm of the new x."""
-        ...
-
-    def silu_mul(self, gate_up_MN: Tensor) -> Tensor:
-        """silu of the first half of each row times its second half, [M, N / 2]."""
         ...
 
     def rotate(self, q_THD: Tensor, k_TGD: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> None:
@@ -80,14 +80,15 @@ class TorchBackend:
 
         return apply
 
+    def gated_linear(self, gate_NK: Tensor, up_NK: Tensor) -> Linear:
+        both = self.linear(torch.cat((gate_NK, up_NK)))
+        return lambda x_MK: reference.silu_mul(both(x_MK))
+
     def rms_norm(self, x: Tensor, weight_K: Tensor, eps: float) -> Tensor:
         return reference.rms_norm(x, weight_K, eps)
 
     def add_norm(self, x_MK: Tensor, delta_MK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
         return reference.add_norm(x_MK, delta_MK, weight_K, eps)
-
-    def silu_mul(self, gate_up_MN: Tensor) -> Tensor:
-        return reference.silu_mul(gate_up_MN)
 
     def rotate(self, q_THD: Tensor, k_TGD: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> None:
         reference.rotate(q_THD, k_TGD, cos_TF, sin_TF)

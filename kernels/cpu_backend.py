@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels import cpu_attention, cpu_fused, cpu_linear
+from kernels import cpu_attention, cpu_fused, cpu_linear, reference
 from kernels.attention_batch import AttentionBatch, AttentionSpec, heads_together
 from kernels.backend import Linear, WeightKind
 from kernels.vector import WIDTH
@@ -45,7 +45,19 @@ class CpuBackend:
             raise OverflowError(f"a weight is too large for {kind}")
         return _PackedLinear(weight_NK.to(kind), bias, outputs, self._workers)
 
+    def gated_linear(self, gate_NK: Tensor, up_NK: Tensor) -> Linear:
+        outputs, inputs = gate_NK.shape
+        if outputs % WIDTH:
+            both = self.linear(torch.cat((gate_NK, up_NK)))
+            return lambda x_MK: self.silu_mul(both(x_MK))
+        tiles = (gate_NK.view(-1, WIDTH, inputs), up_NK.view(-1, WIDTH, inputs))
+        both = self.linear(torch.stack(tiles, dim=1).view(-1, inputs))
+        assert isinstance(both, _PackedLinear | _Int8Linear)
+        return both.gated
+
     def rms_norm(self, x: Tensor, weight_K: Tensor, eps: float) -> Tensor:
+        if weight_K.shape[0] % WIDTH:
+            return reference.rms_norm(x, weight_K, eps)
         x = x.contiguous()
         out, size = torch.empty_like(x), weight_K.shape[0]
         rows = x.numel() // size
@@ -53,14 +65,18 @@ class CpuBackend:
         return out
 
     def add_norm(self, x_MK: Tensor, delta_MK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
-        out_MK = torch.empty_like(x_MK)
         rows, size = x_MK.shape
+        if size % WIDTH:
+            return reference.add_norm(x_MK, delta_MK, weight_K, eps)
+        out_MK = torch.empty_like(x_MK)
         addresses = x_MK.data_ptr(), delta_MK.data_ptr(), weight_K.data_ptr()
         cpu_fused.add_norm(*addresses, eps, out_MK.data_ptr(), rows, size, self._workers)
         return out_MK
 
     def silu_mul(self, gate_up_MN: Tensor) -> Tensor:
         rows, both = gate_up_MN.shape
+        if both // 2 % WIDTH:
+            return reference.silu_mul(gate_up_MN)
         out_MK = torch.empty(rows, both // 2)
         cpu_fused.silu_mul(gate_up_MN.data_ptr(), out_MK.data_ptr(), rows, both // 2, self._workers)
         return out_MK
@@ -147,6 +163,14 @@ class _PackedLinear:
         cpu_linear.linear(*addresses, rows, *self._shape)
         return out_MN if out_MN.shape[1] == self._outputs else out_MN[:, : self._outputs].contiguous()
 
+    def gated(self, x_MK: Tensor) -> Tensor:
+        """silu(x · Gᵀ) · (x · Uᵀ) of weights whose tiles alternate."""
+        x_MK = x_MK.contiguous()
+        rows = x_MK.shape[0]
+        out_MN = torch.empty(rows, self._outputs // 2)
+        cpu_linear.gated(x_MK.data_ptr(), self._packed.data_ptr(), out_MN.data_ptr(), rows, *self._shape)
+        return out_MN
+
 
 class _Int8Linear:
     """Weights in int8 as [N / 16, K / 2, 16, 2], with a scale for each output: its largest weight becomes 127."""
@@ -167,3 +191,12 @@ class _Int8Linear:
         addresses = x_MK.data_ptr(), self._packed.data_ptr(), self._scale_N.data_ptr(), self._bias_N.data_ptr()
         cpu_linear.linear_int8(*addresses, out_MN.data_ptr(), rows, *self._shape)
         return out_MN if out_MN.shape[1] == self._outputs else out_MN[:, : self._outputs].contiguous()
+
+    def gated(self, x_MK: Tensor) -> Tensor:
+        """silu(x · Gᵀ) · (x · Uᵀ) of weights whose tiles alternate."""
+        x_MK = x_MK.contiguous()
+        rows = x_MK.shape[0]
+        out_MN = torch.empty(rows, self._outputs // 2)
+        addresses = x_MK.data_ptr(), self._packed.data_ptr(), self._scale_N.data_ptr(), self._bias_N.data_ptr()
+        cpu_linear.gated_int8(*addresses, out_MN.data_ptr(), rows, *self._shape)
+        return out_MN

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numba import carray, njit, prange
 
-from kernels.tile import MOST_ROWS, multiply_add
+from kernels.tile import MOST_ROWS, multiply_add, silu_multiply
 from kernels.tile_int8 import multiply_int8
 from kernels.vector import WIDTH
 from kernels.views import floats
@@ -109,6 +109,41 @@ def linear(
 
 
 @njit(cache=True)
+def _activate(both_PN: Any, out: int, columns: int, height: int) -> None:
+    """Rows of 16 gates and 16 ups → 16 numbers of each row of out."""
+    for row in range(height):
+        gate = both_PN.ctypes.data + row * 2 * WIDTH * FLOAT_BYTES
+        silu_multiply(gate, gate + WIDTH * FLOAT_BYTES, out + row * columns * FLOAT_BYTES, WIDTH)
+
+
+@njit("void(i8,i8,i8,i8,i8,i8,i8,i8)", parallel=True, cache=True)
+def gated(x: int, packed: int, out: int, rows: int, depth: int, tiles: int, size: int, workers: int) -> None:
+    """out = silu(x · Gᵀ) · (x · Uᵀ), where tiles of G and U alternate: what is between them never leaves the core."""
+    columns, share = tiles // 2 * WIDTH, (tiles // 2 + workers - 1) // workers
+    for worker in prange(workers):
+        both_PN = np.empty((PANEL, 2 * WIDTH), np.float32)
+        both = both_PN.ctypes.data
+        for panel in range(0, rows, PANEL):
+            height = min(PANEL, rows - panel)
+            parts = (height + ROWS - 1) // ROWS
+            for pair in range(worker * share, min(tiles // 2, (worker + 1) * share)):
+                both_PN[:height] = 0.0
+                for half in range(2):
+                    for k in range(0, depth, DEPTH):
+                        chain = min(DEPTH, depth - k)
+                        weights = packed + ((2 * pair + half) * depth + k) * WIDTH * size
+                        for part in range(parts):
+                            row, end = height * part // parts, height * (part + 1) // parts
+                            a = x + ((panel + row) * depth + k) * FLOAT_BYTES
+                            c = both + (row * 2 + half) * WIDTH * FLOAT_BYTES
+                            if size == 2:
+                                multiply_halves(end - row, a, depth, weights, WIDTH, c, 2 * WIDTH, chain)
+                            else:
+                                multiply_rows(end - row, a, depth, weights, WIDTH, c, 2 * WIDTH, chain)
+                _activate(both_PN, out + (panel * columns + pair * WIDTH) * FLOAT_BYTES, columns, height)
+
+
+@njit(cache=True)
 def _quantize_row(x_MK: Any, quantized_MK: Any, scale_M: Any, row: int, limit: Any) -> None:
     largest = np.float32(0.0)
     for k in range(x_MK.shape[1]):
@@ -117,6 +152,20 @@ def _quantize_row(x_MK: Any, quantized_MK: Any, scale_M: Any, row: int, limit: A
     for k in range(x_MK.shape[1]):
         quantized_MK[row, k] = np.int16(np.rint(x_MK[row, k] * factor))
     scale_M[row] = largest / limit
+
+
+@njit("void(i8,i2[:,::1],f4[::1],i8)", parallel=True, cache=True)
+def _quantize(x: int, quantized_MK: Any, scale_M: Any, workers: int) -> None:
+    rows, depth = quantized_MK.shape
+    limit = np.float32(min(32767, (2**31 - 1) // (127 * depth)) - 1)
+    x_MK = carray(floats(x), (rows, depth))
+    if rows <= SERIAL_ROWS:
+        for row in range(rows):
+            _quantize_row(x_MK, quantized_MK, scale_M, row, limit)
+    else:
+        for worker in prange(workers):
+            for row in range(worker, rows, workers):
+                _quantize_row(x_MK, quantized_MK, scale_M, row, limit)
 
 
 @njit("void(i8,i8,i8,i8,i8,i8,i8,i8,i8)", parallel=True, cache=True)
@@ -128,17 +177,9 @@ def linear_int8(
     Every row of x is scaled so that its largest number becomes the largest for which no sum can leave int32: at
     1,536 inputs that is 11,000, so that all the error that shows is that of the weights.
     """
-    limit = np.float32(min(32767, (2**31 - 1) // (127 * depth)) - 1)
     columns = tiles * WIDTH
-    x_MK = carray(floats(x), (rows, depth))
     quantized_MK, scale_M = np.empty((rows, depth), np.int16), np.empty(rows, np.float32)
-    if rows <= SERIAL_ROWS:
-        for row in range(rows):
-            _quantize_row(x_MK, quantized_MK, scale_M, row, limit)
-    else:
-        for worker in prange(workers):
-            for row in range(worker, rows, workers):
-                _quantize_row(x_MK, quantized_MK, scale_M, row, limit)
+    _quantize(x, quantized_MK, scale_M, workers)
     quantized, row_scale = quantized_MK.ctypes.data, scale_M.ctypes.data
     share = (tiles + workers - 1) // workers
     for worker in prange(workers):
@@ -162,3 +203,38 @@ def linear_int8(
                         scale + column * FLOAT_BYTES,
                         bias + column * FLOAT_BYTES,
                     )
+
+
+@njit("void(i8,i8,i8,i8,i8,i8,i8,i8,i8)", parallel=True, cache=True)
+def gated_int8(
+    x: int, packed: int, scale: int, bias: int, out: int, rows: int, depth: int, tiles: int, workers: int
+) -> None:
+    """As `gated`, for weights as `linear_int8` has them."""
+    columns, share = tiles // 2 * WIDTH, (tiles // 2 + workers - 1) // workers
+    quantized_MK, scale_M = np.empty((rows, depth), np.int16), np.empty(rows, np.float32)
+    _quantize(x, quantized_MK, scale_M, workers)
+    quantized, row_scale = quantized_MK.ctypes.data, scale_M.ctypes.data
+    for worker in prange(workers):
+        both_PN = np.empty((PANEL, 2 * WIDTH), np.float32)
+        both = both_PN.ctypes.data
+        for panel in range(0, rows, PANEL):
+            height = min(PANEL, rows - panel)
+            parts = (height + INT8_ROWS - 1) // INT8_ROWS
+            for pair in range(worker * share, min(tiles // 2, (worker + 1) * share)):
+                for half in range(2):
+                    column = (2 * pair + half) * WIDTH
+                    for part in range(parts):
+                        row, end = height * part // parts, height * (part + 1) // parts
+                        _multiply_int8(
+                            end - row,
+                            quantized + (panel + row) * depth * SHORT_BYTES,
+                            depth,
+                            packed + column * depth,
+                            depth // 2,
+                            both + (row * 2 + half) * WIDTH * FLOAT_BYTES,
+                            2 * WIDTH,
+                            row_scale + (panel + row) * FLOAT_BYTES,
+                            scale + column * FLOAT_BYTES,
+                            bias + column * FLOAT_BYTES,
+                        )
+                _activate(both_PN, out + (panel * columns + pair * WIDTH) * FLOAT_BYTES, columns, height)

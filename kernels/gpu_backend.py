@@ -33,14 +33,15 @@ class TritonBackend:
             return lambda x_MK: matmul.linear(x_MK, weight_NK, bias_N)
         return lambda x_MK: functional.linear(x_MK, weight_NK, bias_N)
 
+    def gated_linear(self, gate_NK: Tensor, up_NK: Tensor) -> Linear:
+        both = self.linear(torch.cat((gate_NK, up_NK)))
+        return lambda x_MK: gpu_fused.silu_mul(both(x_MK))
+
     def rms_norm(self, x: Tensor, weight_K: Tensor, eps: float) -> Tensor:
         return gpu_fused.rms_norm(x, weight_K, eps)
 
     def add_norm(self, x_MK: Tensor, delta_MK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
         return gpu_fused.add_norm(x_MK, delta_MK, weight_K, eps)
-
-    def silu_mul(self, gate_up_MN: Tensor) -> Tensor:
-        return gpu_fused.silu_mul(gate_up_MN)
 
     def rotate(self, q_THD: Tensor, k_TGD: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> None:
         gpu_fused.rotate(q_THD, k_TGD, cos_TF, sin_TF)

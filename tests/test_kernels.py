@@ -1,12 +1,14 @@
 """Compiled CPU kernels against the reference in plain torch, and their independence of the batch, bit by bit."""
 
+import numpy as np
 import pytest
 import torch
+from numba import njit
 from torch import Tensor
 
-from kernels import reference
+from kernels import reference, tile_int8
 from kernels.attention_batch import AttentionBatch, AttentionSpec
-from kernels.backend import TorchBackend, choose_backend
+from kernels.backend import TorchBackend, WeightKind, choose_backend
 from kernels.cpu_backend import CpuBackend
 from kernels.gpu_backend import TritonBackend
 
@@ -162,6 +164,15 @@ def test_norm_and_rotation_equal_plain_torch_and_do_not_depend_on_the_rows_besid
     assert torch.equal(together, torch.cat(mine, dim=1))
 
 
+def test_sizes_that_fill_no_tile_are_left_to_plain_torch() -> None:
+    x, weight = torch.randn(5, 40), torch.randn(40)
+    torch.testing.assert_close(CPU.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+    torch.testing.assert_close(CPU.silu_mul(x[:, :36]), reference.silu_mul(x[:, :36]))
+    mine, theirs = x.clone(), x.clone()
+    torch.testing.assert_close(CPU.add_norm(mine, x, weight, 1e-5), reference.add_norm(theirs, x, weight, 1e-5))
+    assert torch.equal(mine, theirs)
+
+
 @pytest.mark.parametrize("rows", [1, 3, 40])
 def test_what_is_fused_equals_its_parts_and_does_not_depend_on_the_rows_beside(rows: int) -> None:
     x, delta, weight = torch.randn(40, 576), torch.randn(40, 576), torch.randn(576)
@@ -191,6 +202,37 @@ def test_int8_weights_err_as_eight_bits_do_and_rows_do_not_depend_on_those_besid
     for rows in (1, 2, 3, 5, 6, 7, 8, 9, 31, 97, 199):
         assert torch.equal(linear(x_MK[:rows]), given[:rows])
         assert torch.equal(linear(x_MK[-rows:]), given[-rows:])
+
+
+@pytest.mark.parametrize("weights", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("outputs", [176, 40])
+def test_a_gated_linear_is_the_activation_of_two_linears_bit_for_bit(weights: WeightKind, outputs: int) -> None:
+    backend = CpuBackend(2, weights)
+    gate, up, x_MK = torch.randn(outputs, 96), torch.randn(outputs, 96), torch.randn(200, 96) * 3
+    apart = torch.cat((backend.linear(gate)(x_MK), backend.linear(up)(x_MK)), dim=1)
+    gated = backend.gated_linear(gate, up)
+    assert torch.equal(gated(x_MK), backend.silu_mul(apart))
+    assert torch.equal(gated(x_MK[7:8])[0], gated(x_MK)[7])
+    plain = TorchBackend().gated_linear(gate, up)(x_MK)
+    assert (gated(x_MK) - plain).abs().max() < 0.02 * plain.abs().max()  # as near as eight bits are
+
+
+def test_int8_sums_are_the_same_without_the_instruction_of_one_vendor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same exact integers from plain vector operations, as other machines have them."""
+    monkeypatch.setattr(tile_int8, "_has_avx2", lambda: False)
+    tile = tile_int8.multiply_int8(3)
+
+    @njit  # type: ignore[untyped-decorator]
+    def run(a: int, b: int, c: int, scale: int, bias: int) -> None:
+        tile(a, 20, b, 10, c, 16, scale, scale, bias)
+
+    rng = np.random.default_rng(0)
+    a = rng.integers(-9000, 9000, (3, 20), np.int16)
+    b = rng.integers(-127, 127, (10, 16, 2), np.int8)
+    c, scale, bias = np.empty((3, 16), np.float32), np.ones(16, np.float32), np.zeros(16, np.float32)
+    run(a.ctypes.data, b.ctypes.data, c.ctypes.data, scale.ctypes.data, bias.ctypes.data)
+    exact = a.astype(np.int64) @ b.transpose(0, 2, 1).reshape(20, 16).astype(np.int64)
+    assert np.array_equal(c, exact.astype(np.float32))
 
 
 @pytest.mark.parametrize("spec", SPECS)
