@@ -20,8 +20,9 @@ Shape = tuple[int, int, int, int, int, int]  # KV heads of a block, from and to 
 
 
 @njit(cache=True)
-def _score(q: int, scores: int, k: int, table_M: Any, shape: Shape, rows: int, first: int, last: int) -> None:
+def _score(q_XD: Any, scores_XS: Any, k: int, table_M: Any, shape: Shape, rows: int, first: int, last: int) -> None:
     """scores[heads, rows, span] = q[heads, rows, D] · K of blocks first … last - 1, for some KV heads of each block."""
+    q, scores = q_XD.ctypes.data, scores_XS.ctypes.data
     groups, group_from, group_to, dim, size, number = shape
     span, group_bytes = (last - first) * size, dim * size * number
     for index in range(first, last):
@@ -42,8 +43,8 @@ def _score(q: int, scores: int, k: int, table_M: Any, shape: Shape, rows: int, f
 
 @njit(cache=True)
 def _blend(
-    weights: int,
-    out: int,
+    weights_XS: Any,
+    out_XD: Any,
     v: int,
     table_M: Any,
     shape: Shape,
@@ -52,6 +53,7 @@ def _blend(
     last: int,
 ) -> None:
     """out[heads, rows, D] += weights[heads, rows, span] · V of blocks first … last - 1, block after block."""
+    weights, out = weights_XS.ctypes.data, out_XD.ctypes.data
     groups, group_from, group_to, dim, size, number = shape
     span, group_bytes = (last - first) * size, dim * size * number
     for index in range(first, last):
@@ -112,14 +114,14 @@ def _attend_tile(
         for d in range(dim):
             q_XD[row, d] = q_TX[start + row % rows // shared, head + d] * scale
     scores_XS = np.zeros((total, (last - first) * size), np.float32)
-    _score(q_XD.ctypes.data, scores_XS.ctypes.data, k, table_M, shape, rows, first, last)
+    _score(q_XD, scores_XS, k, table_M, shape, rows, first, last)
     blended_XD = np.zeros((total, dim), np.float32)
     sums_X = np.empty(total, np.float32)
     for row in range(total):
         at = position + row % rows // shared
         oldest = max(0, at - window + 1) if window > 0 else 0
         sums_X[row] = _softmax_row(scores_XS[row], max(0, oldest - first * size), at + 1 - first * size, soft_cap)
-    _blend(scores_XS.ctypes.data, blended_XD.ctypes.data, v, table_M, shape, rows, first, last)
+    _blend(scores_XS, blended_XD, v, table_M, shape, rows, first, last)
     for row in range(total):
         head = ((group_from + row // rows) * shared + row % shared) * dim
         for d in range(dim):

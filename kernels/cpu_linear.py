@@ -180,9 +180,9 @@ def linear_int8(
     columns = tiles * WIDTH
     quantized_MK, scale_M = np.empty((rows, depth), np.int16), np.empty(rows, np.float32)
     _quantize(x, quantized_MK, scale_M, workers)
-    quantized, row_scale = quantized_MK.ctypes.data, scale_M.ctypes.data
     share = (tiles + workers - 1) // workers
     for worker in prange(workers):
+        quantized, row_scale = quantized_MK.ctypes.data, scale_M.ctypes.data  # in here: the arrays live as long
         for panel in range(0, rows, PANEL):
             panel_end = min(rows, panel + PANEL)
             height = panel_end - panel
@@ -213,8 +213,8 @@ def gated_int8(
     columns, share = tiles // 2 * WIDTH, (tiles // 2 + workers - 1) // workers
     quantized_MK, scale_M = np.empty((rows, depth), np.int16), np.empty(rows, np.float32)
     _quantize(x, quantized_MK, scale_M, workers)
-    quantized, row_scale = quantized_MK.ctypes.data, scale_M.ctypes.data
     for worker in prange(workers):
+        quantized, row_scale = quantized_MK.ctypes.data, scale_M.ctypes.data  # in here: the arrays live as long
         both_PN = np.empty((PANEL, 2 * WIDTH), np.float32)
         both = both_PN.ctypes.data
         for panel in range(0, rows, PANEL):

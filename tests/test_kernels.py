@@ -217,6 +217,17 @@ def test_a_gated_linear_is_the_activation_of_two_linears_bit_for_bit(weights: We
     assert (gated(x_MK) - plain).abs().max() < 0.02 * plain.abs().max()  # as near as eight bits are
 
 
+@pytest.mark.parametrize("weights", ["float16", "int8"])
+def test_memory_that_a_kernel_works_in_is_its_own_until_it_is_done(weights: WeightKind) -> None:
+    """At the default model's sizes, for many numbers of rows: an array that is let go too early is soon another's."""
+    backend = CpuBackend(2, weights)
+    gate, up, x_MK = torch.randn(1536, 576), torch.randn(1536, 576), torch.randn(40, 576)
+    gated, linears = backend.gated_linear(gate, up), (backend.linear(gate), backend.linear(up))
+    apart = backend.silu_mul(torch.cat([linear(x_MK) for linear in linears], dim=1))
+    for rows in range(1, 41):
+        assert torch.equal(gated(x_MK[:rows]), apart[:rows])
+
+
 def test_int8_sums_are_the_same_without_the_instruction_of_one_vendor(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same exact integers from plain vector operations, as other machines have them."""
     monkeypatch.setattr(tile_int8, "_has_avx2", lambda: False)
