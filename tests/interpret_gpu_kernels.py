@@ -38,7 +38,11 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "chunks"),
+    [(torch.float32, BORDERS), *((dtype, MIXED) for dtype in FLOATS)],
+    ids=["decodes", *map(str, FLOATS)],
+)
 @pytest.mark.parametrize(
     ("dim", "groups", "shared", "size"),
     [
@@ -46,7 +50,6 @@ def _seeded() -> None:
         (64, 1, 5, 48), (80, 1, 6, 16), (64, 1, 7, 16), (128, 1, 8, 16),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("chunks", [BORDERS, MIXED], ids=["decodes", "mixed"])
 def test_attention_is_that_of_the_reference_for_every_shape(
     dtype: torch.dtype, dim: int, groups: int, shared: int, size: int, chunks: list[tuple[int, int]]
 ) -> None:
