@@ -19,20 +19,16 @@ from engine.speculate import NGramDrafts, NoDrafts
 
 
 def run(engine: Engine, workload: dict[str, Any]) -> dict[str, Any]:
-    """Greedy, EOS ignored, so that every engine does the same work. Times in seconds, `tpot` after the first token.
-
-    `decode` are the steps after the last request's first token, and the seconds in their parts.
-    """
+    """Greedy, EOS ignored, so that every engine does the same work. Times in seconds, `tpot` after the first token."""
     each = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in workload["outputs"]]
     first: dict[int, float] = {}
     last: dict[int, float] = {}
     ids: list[list[int]] = [[] for _ in each]
-    before, start, started = engine.stats(), time.perf_counter(), engine.stats()
+    before, start = engine.stats(), time.perf_counter()
     for index, output in engine.stream(workload["prompts"], each):
         ids[index] += output.tokens
         last[index] = time.perf_counter() - start
-        if first.setdefault(index, last[index]) == last[index] and len(first) == len(each):
-            started = engine.stats()
+        first.setdefault(index, last[index])
     after = engine.stats()
     times = [(first[index], last[index], n) for index, n in enumerate(workload["outputs"])]
     return {
@@ -43,10 +39,6 @@ def run(engine: Engine, workload: dict[str, Any]) -> dict[str, Any]:
         "tpot": [(end - one) / (n - 1) for one, end, n in times if n > 1],
         "steps": after.steps - before.steps,
         "parts": {part: after.part_seconds[part] - before.part_seconds[part] for part in after.part_seconds},
-        "decode": {
-            "steps": after.steps - started.steps,
-            "parts": {part: after.part_seconds[part] - started.part_seconds[part] for part in after.part_seconds},
-        },
     }
 
 

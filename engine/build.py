@@ -117,6 +117,12 @@ def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
 
 def _load_model(config: EngineConfig, folder: Path, model_config: ModelConfig, device: Device, positions: int) -> Model:
     if not model_config.own or config.implementation == "transformers":
+        if config.quantization != "none":
+            raise ConfigError(
+                f"quantization is {config.quantization}, but {model_config.architecture} runs through transformers' "
+                "modules here, whose linears are not ours. Write quantization: none.",
+                param="quantization",
+            )
         from engine.foreign import load_foreign  # transformers takes seconds to import: only for those who need it
 
         return load_foreign(folder, config.load_format, device.dtype, device.device)

@@ -21,7 +21,7 @@ Capture = Callable[[Callable[[], Tensor]], Replay]
 
 
 def sizes_up_to(most: int) -> list[int]:
-    """1, 2, 4, then in steps of 8, then of 16: at most a sixth of a larger step is filling."""
+    """1, 2, 4, then in steps of 8, 16 and 32: from 33 requests on, less than a fifth of a step is filling."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max(257, most), 32)]
     return [size for size in sizes if size < most] + [most]
 

@@ -129,8 +129,9 @@ class ModelRunner:
             self._last_R = self._last_R[:0]
             return lambda: Sampled([], {}, _by_request(prompts, work.chunks, _scored))
         wanted = [index for index, row in enumerate(rows) if row.params.logprobs is not None]
-        wanted_W = on(logits_SV.device, wanted, torch.int64)
-        believed_WV = logits_SV[wanted_W]  # before bans change the logits
+        if wanted:
+            wanted_W = on(logits_SV.device, wanted, torch.int64)
+            believed_WV = logits_SV[wanted_W]  # before bans change the logits
         self._last_R = token_S = self.device.sample(logits_SV, rows, masks)
         tokens, scores = read(token_S), None
         if wanted:

@@ -175,7 +175,7 @@ def table(configurations: Sequence[Configuration], target: str) -> Iterator[str]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", choices=TARGETS, action="append", help="default: all")
-    parser.add_argument("--all", action="store_true", help="every configuration, not only a cover: about an hour")
+    parser.add_argument("--all", action="store_true", help="thousands of configurations, not a cover: hours")
     options = parser.parse_args()
     for target in options.target or TARGETS:
         chosen = [*configurations(target)] if options.all else cover(configurations(target))

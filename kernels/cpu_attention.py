@@ -98,10 +98,7 @@ def _attend_tile(
     window: int,
     soft_cap: float,
 ) -> None:
-    """`count` neighbouring tokens, the first at `position`, all query heads of some KV heads.
-
-    The heads of one block lie side by side: read one after the other, they come at twice the speed.
-    """
+    """`count` neighbouring tokens, the first at `position`, all query heads of some KV heads."""
     groups, group_from, group_to, dim, size, _ = shape
     shared = out_TX.shape[1] // (groups * dim)
     rows = count * shared

@@ -107,6 +107,7 @@ class CpuBackend:
             batch.slots_T.data_ptr(),
             k_TGD.shape[0],
             _pool(k_NGDB),
+            self._workers,
         )
 
     def attend(

@@ -123,9 +123,17 @@ def _store_token(k_TX: Any, v_TX: Any, k: int, v: int, slot: int, token: int, po
                 carray(floats(v_address), (1,))[0] = v_value
 
 
-@njit("void(i8,i8,i8,i8,i8,i8,i8,UniTuple(i8,4))", parallel=True, cache=True)
+@njit("void(i8,i8,i8,i8,i8,i8,i8,UniTuple(i8,4),i8)", parallel=True, cache=True)
 def store_kv(
-    k: int, v: int, row: int, k_pool: int, v_pool: int, slots: int, tokens: int, pool: tuple[int, int, int, int]
+    k: int,
+    v: int,
+    row: int,
+    k_pool: int,
+    v_pool: int,
+    slots: int,
+    tokens: int,
+    pool: tuple[int, int, int, int],
+    workers: int,
 ) -> None:
     """Tokens of k and v are `row` numbers apart, the KV heads of one follow each other.
 
@@ -137,5 +145,6 @@ def store_kv(
         for token in range(tokens):
             _store_token(k_TX, v_TX, k_pool, v_pool, slots_T[token], token, pool)
     else:
-        for token in prange(tokens):
-            _store_token(k_TX, v_TX, k_pool, v_pool, slots_T[token], token, pool)
+        for worker in prange(workers):
+            for token in range(worker, tokens, workers):
+                _store_token(k_TX, v_TX, k_pool, v_pool, slots_T[token], token, pool)

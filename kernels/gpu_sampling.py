@@ -168,7 +168,7 @@ def _choose(  # type: ignore[no-untyped-def]
             total = tl.max(sums_B, axis=0)
             seen = tl.max(rank_B, axis=0)
         target = noise * total
-    return token
+    return tl.minimum(token, vocab - 1)  # logits that are no numbers keep none
 
 
 def sample(

@@ -7,6 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.logits import Row
+from engine.request import SamplingParams
+from engine.sampler import sample_on_gpu
 from kernels import gpu_attention, gpu_cache, gpu_fused, gpu_sampling, reference
 from kernels.attention_batch import AttentionSpec
 from tests.test_kernels import make_batch
@@ -158,3 +161,38 @@ def test_sampling_chooses_what_the_reference_chooses_ties_and_all_filters_includ
     seed_R, position_R = torch.randint(-(2**62), 2**62, (rows,)), torch.randint(0, 10_000, (rows,))
     asked = (temperature_R, top_k_R, top_p_R, min_p_R, seed_R, position_R)
     assert torch.equal(gpu_sampling.sample(logits_RV, *asked), reference.sample(logits_RV, *asked))
+
+
+def test_the_engine_asks_for_what_each_row_wants() -> None:
+    each = [
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=0.7, top_k=5, seed=3),
+        SamplingParams(temperature=1.2, top_p=0.6, min_p=0.01, seed=4),
+        SamplingParams(temperature=1.0, seed=5, allowed_token_ids=(9, 11)),
+    ]
+    logits_RV = torch.randn(4, 60) * 3
+    best = int(logits_RV[0].argmax())
+    rows = [Row(params, 17 + index, banned=(best,) if index == 0 else ()) for index, params in enumerate(each)]
+    given = sample_on_gpu(logits_RV.clone(), rows, {})
+    logits_RV[0, best] = float("-inf")
+    allowed = torch.full((60,), float("-inf"))
+    allowed[[9, 11]] = logits_RV[3, [9, 11]]
+    logits_RV[3] = allowed
+    expected = reference.sample(
+        logits_RV,
+        torch.tensor([0.0, 0.7, 1.2, 1.0]),
+        torch.tensor([0, 5, 0, 0]),
+        torch.tensor([1.0, 1.0, 0.6, 1.0]),
+        torch.tensor([0.0, 0.0, 0.01, 0.0]),
+        torch.tensor([0, 3, 4, 5]),
+        torch.arange(17, 21),
+    )
+    assert torch.equal(given, expected) and int(given[0]) != best and int(given[3]) in (9, 11)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # numpy says so; a GPU does not
+def test_logits_that_are_no_numbers_still_give_a_token_of_the_vocabulary() -> None:
+    ones = torch.ones(1)
+    whole = torch.zeros(1, dtype=torch.int64)
+    token = gpu_sampling.sample(torch.full((1, 40), float("nan")), ones, whole, ones, 0 * ones, whole, whole)
+    assert 0 <= int(token) < 40

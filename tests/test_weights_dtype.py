@@ -70,6 +70,12 @@ def test_where_no_kernel_quantizes_the_start_is_refused(tmp_path: Path) -> None:
     assert caught.value.param == "quantization"
 
 
+def test_a_model_whose_linears_are_not_ours_is_not_said_to_be_quantized(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"transformers' modules.*Write quantization: none") as caught:
+        engine(tiny_model(tmp_path), quantization="int8", implementation="transformers")
+    assert caught.value.param == "quantization"
+
+
 def test_kv_that_no_kernel_takes_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"take float16, float32\. Write dtype: auto") as caught:
         engine(tiny_model(tmp_path), cache=CacheConfig(num_blocks=40, dtype="bfloat16"))
